@@ -40,7 +40,7 @@ from hansa.local.loops import BaseClientLoop, ClientLoop, require_loop
 from hansa.local.solvers import BaseSolver
 from hansa.local.work import BaseLocalWork
 from hansa.runs.record import to_json
-from hansa.runs.store import RamStore
+from hansa.runs.store import ClientStore
 from hansa.sample import BaseSampler, Sampler
 from hansa.server import ServerTransform
 
@@ -189,7 +189,7 @@ def _check_aggregator(component: Aggregator, dim: int = 29) -> None:
         maximum = max(minimum, 5) + 1
         people = Population((_SAMPLES * (1 + 2 * maximum // len(_SAMPLES)))[: 2 * maximum])
         state = _call_twice("init", component.init, dim, people.count)
-        store = RamStore()
+        store = ClientStore()
         for round, count in enumerate((maximum, minimum, maximum)):
             clients = tuple(sorted((7 * round + 2 * index) % people.count for index in range(count)))
             updates = []

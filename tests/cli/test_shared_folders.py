@@ -43,7 +43,7 @@ def test_a_start_that_was_killed_leaves_no_half_folder_beside_the_run(folder, mo
         asked = config.model_copy(update={"seeds": seeds})
         with monkeypatch.context() as patch:
             patch.setattr(RunFolder if seeds is None else SeedGroupFolder, "write_config", die)
-            patch.setattr("hansa.runs.folder.RunFolder.roll_back", lambda self: self.release())
+            patch.setattr("hansa.runs.folder.RunFolder._roll_back", lambda self, created: self.release())
             with pytest.raises(Killed):
                 plan(asked, folder / str(seeds))[0].open()
         if seeds is not None:

@@ -125,7 +125,7 @@ def test_files_of_a_finished_run_that_were_cut_are_named_on_the_page_and_by_ever
     all_say("not the configuration that the run ended with")
     (folder / "run" / "config.yaml").write_bytes(config)
     with RunRecord(folder / "run") as record:
-        rounds = list(zip([each.record for each in record.rounds()], record.client_blocks(), strict=True))
+        rounds = list(zip([each for each, _ in record.rounds()], record.client_blocks(), strict=True))
     (folder / "run" / "run.db").unlink()
     with RunRecord.create(folder / "run") as record:
         for values, (_, block) in rounds[:-1]:

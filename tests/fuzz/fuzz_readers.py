@@ -402,10 +402,9 @@ def _forge(folder: Path, draw: random.Random) -> None:
         _written(folder / ".hansa-run", hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
         return
     with RunRecord(folder) as record:
-        rounds = [
-            (each.record, block) for each, (_, block) in zip(record.rounds(), record.client_blocks(), strict=True)
-        ]
+        rounds = [(each, block) for (each, _), (_, block) in zip(record.rounds(), record.client_blocks(), strict=True)]
     (folder / "run.db").unlink()
+    (folder / "run.rows").unlink(missing_ok=True)
     with RunRecord.create(folder) as record:
         for number, (values, block) in enumerate(rounds, 1):
             forged = _with_hostile_values(values, draw)

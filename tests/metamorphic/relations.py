@@ -17,7 +17,7 @@ from gossip.laboratory import problem, regression
 from hansa import gossip, presets, sample
 from hansa.algorithm import Mixing
 from hansa.runs.driver import Run
-from hansa.runs.store import RamStore
+from hansa.runs.store import ClientStore
 from metamorphic.laboratory import (
     CLIENTS,
     DECENTRALIZED,
@@ -207,7 +207,7 @@ def a_resumed_run_is_a_run(path: Path, name: str, variant: str, folder: Folder) 
     whole = plain_run(path, name, variant)
     assert_moved(whole)
     half = path.run(method(name, variant), rounds=2)
-    assert isinstance(half.store, RamStore)
+    assert type(half.store) is ClientStore
     saved, store = through_disk(folder, half.checkpoint_state()), copy.deepcopy(half.store)
     again = Run(method(name, variant), path.task(), dtype=path.dtype, evaluate_every=0, store=store)
     again.restore(saved, half.history)

@@ -22,7 +22,7 @@ from hansa.engine import Serial
 from hansa.engine.pool import _block_size
 from hansa.rounds import open_round
 from hansa.runs.driver import Run
-from hansa.runs.store import DiskStore, RamStore
+from hansa.runs.store import ClientStore, DiskStore
 from hansa.testing import check
 
 task = partial(small_bowls, dim=4)
@@ -83,7 +83,7 @@ def opened_round(algorithm):
 
 
 def test_a_round_below_its_quorum_leaves_no_memory_behind(tmp_path):
-    for store in (RamStore(), DiskStore(tmp_path)):
+    for store in (ClientStore(), DiskStore(tmp_path)):
         before = store.digest()
         run = Run(presets.fedcams(steps=1), task(), store=store, quorum=6, evaluate_every=0).advance(1)
         assert not run.history[0]["moved"]

@@ -20,10 +20,9 @@ from hansa.engine import Serial
 from hansa.runs.driver import Run
 from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder
-from hansa.runs.store import io
 from mistakes import refused
 from torture import losses
-from torture.disks import Hasty
+from torture.disks import Hasty, use_disk
 from torture.kill import sha
 
 KINDS = ("before", "after", "upload", "nan", "scaled", "flipped", "stale")
@@ -136,7 +135,7 @@ def test_a_robust_rule_that_losses_leave_too_few_updates_leaves_the_round_withou
 def test_the_summary_and_the_log_count_by_reason(tmp_path, caplog):
     changes = ["data.name=synthetic", "data.clients=8", "rounds=6", "local.steps=1", "workers=1"]
     config = from_preset("fedams", [*changes, "faults={before: 0.1, after: 0.1, nan: 0.2, stale: 0.2, scaled: 0.1}"])
-    with io.use_disk(Hasty()), caplog.at_level(logging.WARNING, "hansa"):
+    with use_disk(Hasty()), caplog.at_level(logging.WARNING, "hansa"):
         experiment = open_run(config, tmp_path / "run")
         summary = experiment.execute()
     counted = Counter(lost.reason for _, lost in experiment.run.dropped_clients)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hansa.runs.store import io
-from torture.disks import Hasty
+from torture.disks import Hasty, use_disk
 
 
 @pytest.fixture(autouse=True)
 def _hasty() -> Iterator[None]:
-    with io.use_disk(Hasty()):
+    with use_disk(Hasty()):
         yield

@@ -15,7 +15,7 @@ from hansa.config import from_preset
 from hansa.runs.experiment import open_run
 from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
 from hansa.runs.store import io
-from torture.disks import Counting, Dead, Dying, remembered_locks
+from torture.disks import Counting, Dead, Dying, remembered_locks, use_disk
 from torture.kill import fingerprint
 
 ROUNDS = 4
@@ -43,7 +43,7 @@ def go_on(config, folder):
 def test_a_run_that_dies_before_any_call_to_the_disk_goes_on_to_the_same_result(case, tmp_path, let_go):
     preset, *words = CASES[case]
     config = from_preset(preset, [*COMMON, *words])
-    with io.use_disk(Counting()) as counted:
+    with use_disk(Counting()) as counted:
         go_on(config, tmp_path / "whole")
     expected, calls = fingerprint(tmp_path / "whole", ROUNDS), len(counted.calls)  # type: ignore[attr-defined]
     assert calls > 30
@@ -52,7 +52,7 @@ def test_a_run_that_dies_before_any_call_to_the_disk_goes_on_to_the_same_result(
     for trial, at in enumerate(sorted(draw.choice(calls, size=12, replace=False).tolist())):
         folder = tmp_path / f"died at {at}"
         for death in (at, int(draw.integers(calls)))[: 1 + trial % 2]:  # some die again on the way
-            with io.use_disk(Dying(death)):
+            with use_disk(Dying(death)):
                 try:
                     go_on(config, folder)
                 except Dead:
@@ -81,7 +81,7 @@ def test_the_short_form_of_the_torture_holds(form, count, words):
 def test_a_run_killed_as_it_began_is_begun_anew_and_nothing_else_is_cleared_away(tmp_path, let_go):
     config = from_preset("fedavg", [*COMMON, "rounds=1"])
     barely = tmp_path / "barely"
-    with io.use_disk(Dying(12)), pytest.raises(Dead):  # the environment is written, the configuration is not
+    with use_disk(Dying(12)), pytest.raises(Dead):  # the environment is written, the configuration is not
         open_run(config, barely)
     let_go()
     assert {path.name for path in barely.iterdir()} <= {LOCK, *NAMES, *(name + io.TEMPORARY_SUFFIX for name in NAMES)}

@@ -15,7 +15,7 @@ from hansa.runs.experiment import open_run
 from hansa.runs.folder import LOCK, REPLACED, RunFolder
 from hansa.runs.store import io
 from hansa.runs.store.io import FileLock, InUseError
-from torture.disks import Counting, Dead, Dying, remembered_locks
+from torture.disks import Counting, Dead, Dying, remembered_locks, use_disk
 
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1")
 
@@ -100,12 +100,12 @@ def replace_and_die(tmp_path, let_go):
     out = tmp_path / "out"
     open_run(config("seed=5", "checkpoint.every=0"), out).execute()
     (out / "notes.txt").write_text("not of a run")
-    with io.use_disk(Counting()) as counted:
+    with use_disk(Counting()) as counted:
         open_run(config("checkpoint.every=0"), tmp_path / "new").folder.release()
     old = state(out)
     seen = set()
     for at in range(len(counted.calls) + 80):  # type: ignore[attr-defined]
-        with io.use_disk(Dying(at)):
+        with use_disk(Dying(at)):
             try:
                 open_run(config("checkpoint.every=0"), out, if_exists="replace")
                 died = False

@@ -31,7 +31,7 @@ from hansa.runs.store import DamagedFileError, database, io
 from hansa.runs.store.database import DATABASE, ROWS
 from hansa.study.session import plan_jobs
 from runs.people import task_of
-from torture.disks import Counting
+from torture.disks import Counting, use_disk
 from torture.kill import sha
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
@@ -123,7 +123,7 @@ def test_a_round_is_one_transaction_after_the_rows_are_synced(tmp_path: Path) ->
         experiment = open_run(config, tmp_path / "out")
     except HansaError:  # no such data here: rows of any size will do
         experiment = open_run(from_preset("scaffold", [*SMALL, "rounds=2"]), tmp_path / "out")
-    with io.use_disk(Counting()) as disk:
+    with use_disk(Counting()) as disk:
         experiment.run.advance(1, [experiment._close_round])
     calls: list[str] = disk.calls  # type: ignore[attr-defined]
     assert calls.count("commit") == 1
@@ -430,7 +430,7 @@ def test_a_killed_run_is_read_in_a_folder_without_write_access(index: bool) -> N
                 os.seteuid(65534)
             tempfile.tempdir = None
             with RunRecord(copied) as found:
-                code = 0 if [each.round for each in found.rounds()] == [1, 2] else 2
+                code = 0 if [each["round"] for each, _ in found.rounds()] == [1, 2] else 2
         except BaseException as error:
             os.write(2, repr(error).encode())
         finally:

@@ -23,9 +23,9 @@ from hansa.runs.client_columns import encode_clients
 from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.record import RunRecord
-from hansa.runs.store import io
+from hansa.runs.store import DiskStore
 from hansa.runs.store.database import DATABASE, ROWS
-from torture.disks import Hasty
+from torture.disks import Hasty, use_disk
 
 KINDS = ("truncation", "zeroed page", "bit flip", "swapped pages", "stale", "missing", "another's", "grown")
 PAGE = 4096
@@ -47,11 +47,11 @@ def rows(seed: int, round: int) -> dict[int, dict[str, torch.Tensor]]:
 def make(folder: Path, seed: int, stale: Path | None = None) -> None:
     """A record of some rounds; and a copy of it as it was some rounds before its end."""
     folder.mkdir()
-    with io.use_disk(Hasty()):
+    with use_disk(Hasty()):
         RunRecord.create(folder).close()
         for round in range(ROUNDS):
             with RunRecord(folder, writing=True) as record:
-                record.open_rows().commit(round, rows(seed, round))
+                DiskStore(record).commit(round, rows(seed, round))
                 clients = np.array(sorted(rows(seed, round)))
                 losses = Key(seed).child(round).numpy().normal(size=len(clients))
                 block = encode_clients({"client": clients, "loss": losses})
@@ -68,9 +68,9 @@ def make(folder: Path, seed: int, stale: Path | None = None) -> None:
 def survey(folder: Path) -> list[Any]:
     """All that can be read of a record, or the error."""
     with RunRecord(folder) as record:
-        found: list[Any] = [(each.round, each.record) for each in record.rounds()]
+        found: list[Any] = [each for each, _ in record.rounds()]
         found += record.client_blocks()
-        store = record.open_rows()
+        store = DiskStore(record)
         store.verify()
         found += [store.generation, store.digest()]
         for round in record.checkpoint_rounds():
@@ -194,7 +194,7 @@ def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
     """Damage a record ``count`` times, and a run a tenth as often."""
     logging.getLogger("hansa").setLevel(logging.ERROR)  # falling back is asked for a thousand times here
     try:
-        with io.use_disk(Hasty()):
+        with use_disk(Hasty()):
             seen = damage_records(place, count, seed)
             return seen + damage_runs(place, max(1, count // 10), seed)
     finally:

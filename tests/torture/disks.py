@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import hansa.runs.folder
-from hansa.runs.store.io import Bytes, Disk, FileLock
+from hansa.runs.store import io
+from hansa.runs.store.io import Bytes, FileLock
 
+CALLS = ("open_file", "write_some", "sync", "commit", "replace", "unlink", "mkdir", "sync_folder")
+"""The functions of `hansa.runs.store.io` that change a disk."""
 FAULTS = ("EIO", "ENOSPC", "short")
 
 
@@ -24,16 +28,28 @@ class Dead(BaseException):
     """The process is gone: nothing may catch this, and no later call reaches the disk."""
 
 
-class Hasty(Disk):
+class Hasty:
     """Never waits for the platter: only the order of calls matters here, and the real wait is most of the time."""
 
-    synchronous = "OFF"
+    open_file, write_some = staticmethod(io.open_file), staticmethod(io.write_some)
+    commit, replace = staticmethod(io.commit), staticmethod(io.replace)
+    unlink, mkdir = staticmethod(io.unlink), staticmethod(io.mkdir)
 
     def sync(self, file: int) -> None:
         """Nothing."""
 
     def sync_folder(self, path: Path) -> None:
         """Nothing."""
+
+
+@contextmanager
+def use_disk(disk: Hasty) -> Iterator[Any]:
+    """Files are written to this disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io, "SYNCHRONOUS", "OFF")
+        for name in CALLS:
+            patch.setattr(io, name, getattr(disk, name))
+        yield disk
 
 
 class Counting(Hasty):
@@ -47,14 +63,14 @@ class Counting(Hasty):
 
 
 def _announced(name: str) -> Callable[..., Any]:
-    def call(self: Counting, *arguments: Any) -> Any:
+    def call(self: Counting, *arguments: Any, **options: Any) -> Any:
         self.before(name)
-        return getattr(Hasty, name)(self, *arguments)
+        return getattr(super(Counting, self), name)(*arguments, **options)
 
     return call
 
 
-for _name in ("open", "write", "sync", "commit", "rename", "remove", "make_folder", "sync_folder"):
+for _name in CALLS:
     setattr(Counting, _name, _announced(_name))
 
 
@@ -102,25 +118,25 @@ class Failing(Counting):
 
     def before(self, call: str) -> None:
         super().before(call)
-        if len(self.calls) - 1 == self.at and not (self.fault == "short" and call == "write"):
+        if len(self.calls) - 1 == self.at and not (self.fault == "short" and call == "write_some"):
             self.struck = True
             code = errno.EIO if self.fault == "EIO" else errno.ENOSPC
             raise OSError(code, os.strerror(code))
 
-    def write(self, file: int, offset: int, data: Bytes) -> int:
+    def write_some(self, file: int, offset: int, data: Bytes) -> int:
         if self.fault == "short" and len(self.calls) == self.at:
             self.struck = True
-            Disk.write(self, file, offset, memoryview(data)[: len(memoryview(data)) // 2])
-            self.calls.append("write")
+            Hasty.write_some(file, offset, memoryview(data)[: len(memoryview(data)) // 2])
+            self.calls.append("write_some")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(file, offset, data)
+        return super().write_some(file, offset, data)
 
 
 class Stingy(Hasty):
     """Every write takes at most a few bytes, as the system call may."""
 
-    def write(self, file: int, offset: int, data: Bytes) -> int:
-        return super().write(file, offset, memoryview(data)[:7])
+    def write_some(self, file: int, offset: int, data: Bytes) -> int:
+        return super().write_some(file, offset, memoryview(data)[:7])
 
 
 class PowerCut(Counting):
@@ -144,9 +160,9 @@ class PowerCut(Counting):
             self.dead = True
             raise Dead
 
-    def open(self, path: Path, fresh: bool = False) -> int:
+    def open_file(self, path: Path, *, fresh: bool = False) -> int:
         old = path.read_bytes() if path.exists() else None
-        file = super().open(path, fresh)
+        file = super().open_file(path, fresh=fresh)
         inode = os.fstat(file).st_ino
         if old is None:
             self._unsynced.append((path.parent, lambda: [found.unlink() for found in _named(path.parent, inode)]))
@@ -155,9 +171,9 @@ class PowerCut(Counting):
             self._unsynced.append((inode, undo))
         return file
 
-    def write(self, file: int, offset: int, data: Bytes) -> int:
+    def write_some(self, file: int, offset: int, data: Bytes) -> int:
         old = os.pread(file, len(memoryview(data)), offset)
-        done: int = super().write(file, offset, data)
+        done: int = super().write_some(file, offset, data)
         inode, folder = os.fstat(file).st_ino, Path(os.readlink(f"/proc/self/fd/{file}")).parent
 
         def undo() -> None:
@@ -180,9 +196,9 @@ class PowerCut(Counting):
         super().sync_folder(path)
         self._safe(path)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def replace(self, source: Path, target: Path) -> None:
         saved = self._save(target) if target.exists() else None
-        super().rename(source, target)
+        super().replace(source, target)
 
         def undo() -> None:
             if target.exists():
@@ -192,9 +208,9 @@ class PowerCut(Counting):
 
         self._unsynced.append((target.parent, undo))
 
-    def remove(self, path: Path) -> None:
+    def unlink(self, path: Path) -> None:
         saved = self._save(path)
-        super().remove(path)
+        super().unlink(path)
         self._unsynced.append((path.parent, lambda: path.parent.exists() and shutil.move(saved, path)))
 
     def cut(self) -> None:

@@ -19,9 +19,9 @@ from hansa.core.keys import Key
 from hansa.core.types import State
 from hansa.runs.client_columns import decode_clients, encode_clients
 from hansa.runs.record import RunRecord
-from hansa.runs.store import RamStore, io
+from hansa.runs.store import ClientStore, DiskStore
 from hansa.runs.store.database import DATABASE
-from torture.disks import FAULTS, Counting, Dead, Failing, Hasty, PowerCut
+from torture.disks import FAULTS, Counting, Dead, Failing, Hasty, PowerCut, use_disk
 from torture.kill import sha
 
 ROUNDS = 8
@@ -44,7 +44,7 @@ def rows(round: int) -> dict[int, dict[str, torch.Tensor]]:
 @cache
 def digests() -> list[str]:
     """The digest of every generation, from a store in memory."""
-    store = RamStore()
+    store = ClientStore()
     found = [store.digest()]
     for round in range(ROUNDS + 3):
         store.commit(round, rows(round))
@@ -68,7 +68,7 @@ def clients_of(round: int) -> bytes:
 
 def close_round(record: RunRecord, *, save: bool = False) -> None:
     """One round, with a checkpoint in the same transaction if asked."""
-    store = record.open_rows()
+    store = DiskStore(record)
     round = store.generation
     store.commit(round, rows(round))
     record.add_round({"round": round + 1, "loss": 1 / (round + 1)}, clients_of(round))
@@ -80,7 +80,7 @@ def close_round(record: RunRecord, *, save: bool = False) -> None:
 def begin(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     with RunRecord.create(folder) as record:
-        record.open_rows()
+        DiskStore(record)
         record.save_checkpoint(state(0), {"round": 0})
         record.commit()
 
@@ -95,12 +95,12 @@ def history(folder: Path) -> None:
 def whole(folder: Path, expected: tuple[int, ...]) -> None:
     """The record is at one of these rounds, with everything of it; every checkpoint can be resumed, and it goes on."""
     with RunRecord(folder) as record:
-        found = [each.record["round"] for each in record.rounds()]
+        found = [each["round"] for each, _ in record.rounds()]
         assert len(found) in expected
         assert found == list(range(1, len(found) + 1))
         blocks = {round: decode_clients(block)["client"].tolist() for round, block in record.client_blocks()}
         assert blocks == {round: sorted(rows(round - 1)) for round in found}
-        store = record.open_rows()
+        store = DiskStore(record)
         assert store.generation == len(found)
         assert store.digest() == digests()[len(found)]
         store.verify()
@@ -117,22 +117,22 @@ def whole(folder: Path, expected: tuple[int, ...]) -> None:
             assert len(record.rewind(record.load_checkpoint(round).head)) == round
             close_round(record)
             close_round(record, save=True)
-            assert record.open_rows().digest() == digests()[round + 2]
-            record.open_rows().verify()
+            assert DiskStore(record).digest() == digests()[round + 2]
+            DiskStore(record).verify()
             assert record.checkpoint_rounds()[-1] == round + 2
 
 
 def is_new(folder: Path, finished: bool) -> None:
     """The record is empty, or was not made."""
-    if not RunRecord.exists(folder):
+    if not (folder / DATABASE).exists():
         assert not finished
         begin(folder)
     with RunRecord(folder, writing=True) as record:
         assert list(record.rounds()) == []
-        record.open_rows()
+        DiskStore(record)
         record.save_checkpoint(state(0), {"round": 0})
         close_round(record)
-        assert record.open_rows().verify() == 6
+        assert DiskStore(record).verify() == 6
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Case:
                 self.act(record)
 
     def check(self, folder: Path, finished: bool) -> None:
-        with io.use_disk(Hasty()):
+        with use_disk(Hasty()):
             if self.act is None:
                 is_new(folder, finished)
             else:
@@ -182,10 +182,10 @@ def try_case(case: Case, place: Path, cuts: int) -> int:
     """Every call fails in every way, and the power goes ``cuts`` times before each and after the last; return how many
     trials there were."""
     template, folder, counting = place / "template", place / "trial", Counting()
-    with io.use_disk(Hasty()):
+    with use_disk(Hasty()):
         case.prepare(template)
     shutil.copytree(template, folder)
-    with io.use_disk(counting):
+    with use_disk(counting):
         case.run(folder)
     calls = range(len(counting.calls))
     disks: list[Failing | PowerCut] = [Failing(at, fault) for at in calls for fault in FAULTS]
@@ -196,7 +196,7 @@ def try_case(case: Case, place: Path, cuts: int) -> int:
         shutil.rmtree(folder)
         shutil.copytree(template, folder)
         error: BaseException | None = None
-        with io.use_disk(disk):
+        with use_disk(disk):
             try:
                 case.run(folder)
             except (OSError, Dead) as caught:
@@ -213,7 +213,7 @@ def try_case(case: Case, place: Path, cuts: int) -> int:
 def cut_logs(place: Path, count: int, seed: int = 0) -> int:
     """The power goes while the log of a transaction is written: any part of its end is missing, or is zeros."""
     folder, live = place / "cut", place / "live"
-    with io.use_disk(Hasty()):
+    with use_disk(Hasty()):
         history(live)
         with RunRecord(live, writing=True) as record:
             log = record.path.with_name(DATABASE + "-wal")

@@ -28,8 +28,7 @@ from hansa.presets import catalogue
 from hansa.runs import provenance
 from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder
-from hansa.runs.store import io
-from torture.disks import Hasty
+from torture.disks import Hasty, use_disk
 from torture.kill import Child, finish
 
 SMALL = ("data.name=synthetic", "data.clients=6", "rounds=3", "local.steps=1", "workers=1")
@@ -187,7 +186,7 @@ def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
     try:
         (place / "starts").mkdir()
         seen = starts(count, place / "starts", seed)
-        with io.use_disk(Hasty()):
+        with use_disk(Hasty()):
             for preset in list(catalogue())[: max(1, count // 4)]:
                 seen += Counter({f"changed {kind}": n for kind, n in changed(preset, place / preset).items()})
         return seen

@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 
 from hansa.core.keys import Key
 from hansa.presets import catalogue
-from hansa.runs.record import RunRecord
+from hansa.runs.record import DiskStore, RunRecord
 
 ROUNDS = 10
 COMMON = ("data.name=synthetic", "data.clients=10", f"rounds={ROUNDS}", "local.steps=3", "checkpoint.minutes=60")
@@ -112,11 +112,11 @@ def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
     with RunRecord(folder) as record:
         record.check_pages()
         state, meta, _ = record.load_checkpoint()
-        store = record.open_rows()
+        store = DiskStore(record)
         assert store.verify() > 0 or not store.clients(), f"{folder}: rows that were not verified"
         rows = f"{store.generation} {store.digest()}"
         clients = list(record.client_blocks())
-        recorded = [each.record for each in record.rounds()]
+        recorded = [each for each, _ in record.rounds()]
     summary = json.loads((folder / "summary.json").read_text())
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [repr(line["round"]) for line in history] == [repr(line["round"]) for line in recorded]

@@ -26,7 +26,7 @@ from hansa.gossip import hypercube, ring
 from hansa.rounds import client_round
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.runs.driver import Run
-from hansa.runs.store import RamStore
+from hansa.runs.store import ClientStore
 from hansa.runs.store.database import row_digest
 from torture.kill import sha
 from torture.malformed import Upload
@@ -220,7 +220,7 @@ def check_mean(case: str, rate: float, seed: int) -> None:
     )
     draw = torch.Generator().manual_seed(seed)
     start = {i: {"local/row": torch.randn(DIM, dtype=torch.float64, generator=draw)} for i in range(CLIENTS)}
-    store = RamStore()
+    store = ClientStore()
     store._rows.update(start if flat else {})
     log: list[tuple[Report, Report]] = []
     plan = hansa.faults(before=rate)

@@ -71,7 +71,7 @@ from hansa.rounds.wire_format import Blobs, check_protocol
 from hansa.runs.driver import Run
 from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, write_preprocessing
 from hansa.runs.store import DamagedFileError, io
-from hansa.runs.store.database import Database, RowEntry
+from hansa.runs.store.database import DATABASE, Database, RowEntry
 from hansa.training import TaskLike, random_state
 from hansa.training.evaluation import compute_site_metrics
 from hansa.training.execution_mode import without_native
@@ -96,7 +96,8 @@ class MemoryStore:
         if not self._durable:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         io.make_folder(self.folder)
-        Database.ensure(self.folder)
+        if not (self.folder / DATABASE).is_file():
+            Database.create(self.folder, durable=self._durable, shared=False).close()
 
     @cached_property
     def _database(self) -> Database:

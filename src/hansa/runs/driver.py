@@ -56,7 +56,7 @@ from hansa.runs.per_client import (
     participation_columns,
     timing_columns,
 )
-from hansa.runs.store import ClientStore, DiskStore, RamStore
+from hansa.runs.store import ClientStore, DiskStore
 from hansa.training import TaskLike, personalise, random_state
 from hansa.training.evaluation import EvaluationJob
 from hansa.training.execution_mode import with_vmap, without_native
@@ -257,7 +257,7 @@ class Run:
     def _default_store(self) -> ClientStore:
         """Return a store in memory, or in a temporary folder if a component requires it."""
         if not requires_disk(self.algorithm):
-            return RamStore()
+            return ClientStore()
         files = ExitStack()
         folder = files.enter_context(TemporaryDirectory(prefix="hansa-rows-"))
         store = files.enter_context(DiskStore(folder, durable=False))

@@ -45,7 +45,7 @@ from hansa.runs.folder import (
 )
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of, stable_repr
 from hansa.runs.record import Meta, RunRecord, to_line
-from hansa.runs.store import ClientStore, DamagedFileError, io
+from hansa.runs.store import ClientStore, DamagedFileError, DiskStore, io
 from hansa.runs.trackers import flatten
 from hansa.training import Task, TaskLike
 
@@ -119,22 +119,15 @@ def _start_run(config: Config, folder: RunFolder, if_exists: IfExists, run_facto
     if if_exists != "new":
         folder.check_free(overwrite=if_exists == "replace")
     run = build_run(config, build.load_data(config)) if run_factory is None else run_factory(config, None, 0)
-    folder.acquire(if_exists)
-    try:
+    with folder.starting(if_exists), ExitStack() as undo:
         folder.write_start(config, run)
-        run.record = RunRecord.create(folder.path)
+        run.record = undo.enter_context(RunRecord.create(folder.path))
         experiment = Experiment(config, run, folder)
         if config.checkpoint.every:
-            run.store = run.record.open_rows()
+            run.store = DiskStore(run.record)
             experiment.save()  # so that the run can be resumed from the start
         folder.write_config(config)  # last, because a folder with a configuration counts as a run
-        folder.discard_replaced()
-    except BaseException:
-        run.store.close()
-        if run.record is not None:
-            run.record.close()
-        folder.roll_back()
-        raise
+        undo.pop_all()
     return experiment
 
 
@@ -164,7 +157,7 @@ def _resume_run(
         if fallback and last_recorded > rounds_done:
             log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
                         folder, rounds_done, rounds_done + 1, last_recorded)  # fmt: skip
-        store = record.open_rows(head)
+        store = DiskStore(record, head=head)
         if meta["config"] != config_digest(config):
             raise _config_changed(folder)
         if config.rounds < rounds_done:
@@ -544,13 +537,14 @@ def find_folder(config: Config, parent: Path | str, name: str, *, extend: bool =
 @allow_code()
 def _is_usable(path: Path, config: Config) -> bool:
     """Return whether a folder is free, or holds only reusable runs of a configuration."""
-    holder = RunFolder(path) if config.seeds is None else SeedGroupFolder(path)
+    group = SeedGroupFolder(path)
+    holder = RunFolder(path) if config.seeds is None else group
     if not holder.exists:
         try:
             holder.check_free()
         except HansaError:  # files that are not part of a run
             return False
-    runs = [(holder if isinstance(holder, RunFolder) else holder.run(seed.seed), seed) for seed in expand_seeds(config)]
+    runs = [(holder if config.seeds is None else group.run(seed.seed), seed) for seed in expand_seeds(config)]
     return all(_is_reusable(run, seed_config) for run, seed_config in runs if run.exists)
 
 

@@ -36,7 +36,7 @@ from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.runs.per_client import check_client, client_vectors
 from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, read_preprocessing, write_preprocessing
 from hansa.runs.record import RunRecord
-from hansa.runs.store import DamagedFileError, io
+from hansa.runs.store import DamagedFileError, DiskStore, io
 from hansa.training import Task
 from hansa.training.augment import Pipeline, as_pipeline, normalize
 from hansa.training.batch_sources import count_rows, describe_shapes, has_rows, take_rows
@@ -309,7 +309,7 @@ def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm 
     if not run_folder.checkpoint_rounds:
         raise HansaError(f"{run_folder}: has no client rows, because checkpoint.every is 0.")
     with RunRecord(run_folder.path) as record:
-        store = record.open_rows()
+        store = DiskStore(record)
         if store.generation != int(run_folder.summary["rounds"]):
             raise HansaError(f"{run_folder}: the client rows are at round {store.generation}: resume the run first.")
         return run_task.module(client_vectors(run.algorithm, vectors, store, client)).eval()

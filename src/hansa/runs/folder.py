@@ -34,7 +34,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -58,7 +58,7 @@ from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, write_preproc
 from hansa.runs.provenance import provenance_of
 from hansa.runs.record import Checkpoint, RunRecord, to_plain_json
 from hansa.runs.store import DamagedFileError, io
-from hansa.runs.store.database import FILES
+from hansa.runs.store.database import DATABASE, FILES
 from hansa.runs.store.io import FileLock
 from hansa.runs.trust import IDENTITY, UntrustedFolderError, is_listed, list_path, remember
 
@@ -91,7 +91,7 @@ NAMES = (
 
 LOCK = ".hansa-lock"
 REPLACED = ".replaced"
-FORMAT = 4
+FORMAT = 5
 """Format of run folders. Others are refused."""
 GROUP = "group.yaml"
 MAX_FILES = 2000
@@ -152,11 +152,23 @@ def subfolders(folder: Path) -> Iterator[Path]:
         return
 
 
-class _Folder:
-    """A folder whose configuration file makes it the folder of one or several runs."""
+class RunFolder:
+    """The folder of one run, existing or to be created."""
 
-    path: Path
-    name, kind = CONFIG, "run folder"
+    name = CONFIG
+    """The file that makes it the folder of a run."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock: FileLock | None = None
+
+    @classmethod
+    def containing(cls, path: Path | str) -> RunFolder:
+        """Return the run folder of a path, which may also be a file in it, such as config.yaml, to be looked at."""
+        path = Path(path)
+        inside = path.name in NAMES and path.is_file() and (path.parent / CONFIG).is_file()
+        check_readable(folder := path.parent if inside else path)
+        return cls(folder)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -168,17 +180,24 @@ class _Folder:
         """Refuse a folder that is not empty; with ``overwrite`` it may have runs. Changes nothing."""
         if self.exists and not overwrite:
             raise HansaError(f"{self}: already holds a run. `hansa resume {self}` resumes it, --overwrite replaces it.")
-        if self.exists:
-            self._check_replaceable()
-        elif os.path.lexists(self.path) and not (self.path.is_dir() and self._is_unfinished_start()):
-            raise HansaError(f"{self}: not empty, and not a {self.kind}. Choose another folder.")
-
-    def _check_replaceable(self) -> None:
-        """Refuse to replace what Hansa did not write."""
+        if self.exists and self.name == CONFIG:  # refuse to replace what Hansa did not write
+            try:
+                io.read_sealed(self / MARKER)
+            except DamagedFileError as error:
+                message = f"{self}: has a {CONFIG} but no {MARKER}. Remove it by hand, or choose another folder."
+                raise HansaError(message) from error
+        elif not self.exists and os.path.lexists(self.path) and not self._is_unfinished_start():
+            kind = "run folder" if self.name == CONFIG else "group of runs"
+            raise HansaError(f"{self}: not empty, and not a {kind}. Choose another folder.")
 
     def _is_unfinished_start(self) -> bool:
         """Return whether the folder has at most files of runs killed before they wrote their configuration."""
-        raise NotImplementedError
+        if not self.path.is_dir():
+            return False
+        files = {*os.listdir(self.path)} - {GROUP + io.TEMPORARY_SUFFIX}
+        names = {name.removesuffix(io.TEMPORARY_SUFFIX) for name in files}
+        own = {*NAMES, LOCK, REPLACED}
+        return not names or (any(name.startswith(".hansa") for name in names) and names <= own)
 
     @property
     def exists(self) -> bool:
@@ -190,7 +209,12 @@ class _Folder:
         """The configuration, without importing code that it names."""
         if not self.exists:
             raise HansaError(f"{self}: not a run folder: {self.name} is missing.")
-        return load(self / self.name, building=False)
+        try:
+            return load(self / self.name, building=False)
+        except ConfigError:
+            if (self / MARKER).exists():
+                _ = self.marker  # refuses other formats
+            raise
 
     def require_trust(self, *, trust: bool = False) -> None:
         """Refuse a folder that names code unless it is on the list of this user's runs or ``trust`` is set."""
@@ -201,33 +225,6 @@ class _Folder:
                 f"{self}: is not on the list of runs that you created here, {list_path()}, and names code that would "
                 f"be imported: {', '.join(names)}. If you trust it: --trust, in Python trust=True."
             )
-
-
-class RunFolder(_Folder):
-    """The folder of one run, existing or to be created."""
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self._lock: FileLock | None = None
-        self._created = False
-
-    @classmethod
-    def containing(cls, path: Path | str) -> RunFolder:
-        """Return the run folder of a path, which may also be a file in it, such as config.yaml, to be looked at."""
-        path = Path(path)
-        inside = path.name in NAMES and path.is_file() and (path.parent / CONFIG).is_file()
-        check_readable(folder := path.parent if inside else path)
-        return cls(folder)
-
-    @property
-    def config(self) -> Config:
-        """The configuration of the run, without importing code that it names."""
-        try:
-            return super().config
-        except ConfigError:
-            if (self / MARKER).exists():
-                _ = self.marker  # refuses other formats
-            raise
 
     @property
     def marker(self) -> Marker:
@@ -249,7 +246,7 @@ class RunFolder(_Folder):
         """Return the result of a function of the record, or ``otherwise`` if there is no run."""
         if self.exists:
             _ = self.marker  # refuses other formats
-        elif not RunRecord.exists(self.path):
+        elif not (self / DATABASE).is_file():
             return otherwise
         with RunRecord(self.path) as record:
             return read(record)
@@ -273,10 +270,9 @@ class RunFolder(_Folder):
         history = RunHistory((), self.facts)
 
         def read(record: RunRecord) -> None:
-            for recorded in record.rounds():
-                items = recorded.record.items()
-                history.append({name: value for name, value in items if lists or not isinstance(value, list)})
-                history.digest = recorded.digest
+            for row, digest in record.rounds():
+                history.append({name: value for name, value in row.items() if lists or not isinstance(value, list)})
+                history.digest = digest
 
         self._read(read, None)
         return history
@@ -442,36 +438,37 @@ class RunFolder(_Folder):
 
     # --- locking and replacing ------------------------------------------------------------------------------------
 
-    def _check_replaceable(self) -> None:
-        try:
-            io.read_sealed(self / MARKER)
-        except DamagedFileError as error:
-            raise HansaError(
-                f"{self}: has a {CONFIG} but no {MARKER}. Remove it by hand, or choose another folder."
-            ) from error
+    @contextmanager
+    def starting(self, if_exists: IfExists = "refuse") -> Iterator[None]:
+        """Create and lock the folder for a new run, which replaces that in it at the end; an error undoes everything.
 
-    def _is_unfinished_start(self) -> bool:
-        names = {name.removesuffix(io.TEMPORARY_SUFFIX) for name in os.listdir(self.path)}
-        return not names or (bool({LOCK, MARKER} & names) and names <= {*NAMES, LOCK, REPLACED})
-
-    def acquire(self, if_exists: IfExists = "refuse") -> None:
-        """Create and lock the folder for a new run; a replaced run is set aside until `discard_replaced` or
-        `roll_back`."""
+        The folder remains locked until `release`.
+        """
         if if_exists == "new":
-            self.path, self._created = io.create_numbered(self.path), True
+            self.path, created = io.create_numbered(self.path), True
         else:
             io.make_folder(self.path.parent.absolute())
-            self._created = io.create_folder(self.path.absolute())
+            created = io.create_folder(self.path.absolute())
         self._lock = FileLock(self / LOCK)
         try:
             self._recover()
             self.check_free(overwrite=if_exists == "replace")
-            if self.exists:
-                self._move_aside()
-            else:
-                self._clear()
         except BaseException:
             self.release()
+            raise
+        try:
+            if self.exists:
+                io.make_folder((self / REPLACED).absolute())
+                for name in NAMES:
+                    io.remove(self.path / (name + io.TEMPORARY_SUFFIX))
+                    if os.path.lexists(self / name):
+                        io.rename(self / name, self / REPLACED / name)
+            else:
+                self._clear()
+            yield
+            io.remove(self / REPLACED)
+        except BaseException:
+            self._roll_back(created)
             raise
 
     def acquire_existing(self) -> None:
@@ -481,15 +478,10 @@ class RunFolder(_Folder):
         self._lock = FileLock(self / LOCK)
         self._recover()
 
-    def discard_replaced(self) -> None:
-        """Remove the replaced run: the new one can be resumed."""
-        io.remove(self / REPLACED)
-
-    def roll_back(self) -> None:
-        """Restore the folder as it was before `acquire`."""
+    def _roll_back(self, created: bool) -> None:
         if not self._recover():
             self._clear()
-        if self._created:
+        if created:
             io.remove(self / LOCK)
             io.remove(self.path)
         self.release()
@@ -499,13 +491,6 @@ class RunFolder(_Folder):
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    def _move_aside(self) -> None:
-        io.make_folder((self / REPLACED).absolute())
-        for name in NAMES:
-            io.remove(self.path / (name + io.TEMPORARY_SUFFIX))
-            if os.path.lexists(self / name):
-                io.rename(self / name, self / REPLACED / name)
 
     def _recover(self) -> bool:
         """Finish or undo an interrupted replacement; return whether there was one."""
@@ -518,7 +503,7 @@ class RunFolder(_Folder):
             for name in reversed(NAMES):
                 if os.path.lexists(replaced / name):
                     io.rename(replaced / name, self / name)
-        self.discard_replaced()
+        io.remove(replaced)
         return True
 
     def _clear(self) -> None:
@@ -667,14 +652,14 @@ def seedless_digest(config: Config) -> str:
     return settings_digest(config, ("seed", "seeds", "name", "workers", "checkpoint"))
 
 
-class SeedGroupFolder(_Folder):
+class SeedGroupFolder(RunFolder):
     """The folder of a method's seeds, existing or to be created."""
 
-    name, kind = GROUP, "group of runs"
+    name = GROUP
 
     def __init__(self, path: Path | str) -> None:
         path = Path(path)
-        self.path = path.parent if path.name == GROUP and path.is_file() else path
+        super().__init__(path.parent if path.name == GROUP and path.is_file() else path)
 
     def run(self, seed: int) -> RunFolder:
         """Return the folder of a seed."""
@@ -684,9 +669,6 @@ class SeedGroupFolder(_Folder):
     def runs(self) -> list[RunFolder]:
         """The started runs, in the order of the seeds."""
         return [run for run in (self.run(seed_config.seed) for seed_config in expand_seeds(self.config)) if run.exists]
-
-    def _is_unfinished_start(self) -> bool:
-        return all(name.startswith((".hansa", GROUP)) for name in os.listdir(self.path))
 
     def write_config(self, config: Config) -> None:
         """Write the configuration with its seeds, and with the earlier seeds if everything else is equal."""

@@ -3,19 +3,16 @@ clients are in it, or in memory for runs that fit and need not outlive the proce
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-from weakref import ref
 
 import torch
 
@@ -24,8 +21,8 @@ from hansa.core.types import State
 from hansa.core.vectors import arithmetic, kernels
 from hansa.runs.client_columns import ClientColumns, join_rounds, total_by_client
 from hansa.runs.columns import check_record
-from hansa.runs.store import database, io
-from hansa.runs.store.database import DTYPES, REMEDY, Database, Head, RowEntry, dtype_name, dtype_of, row_digest
+from hansa.runs.store import io
+from hansa.runs.store.database import DTYPES, REMEDY, Database, Head, RowEntry, dtype_name, row_digest, seal
 from hansa.runs.store.io import DamagedFileError, FileLock, sha256
 
 if TYPE_CHECKING:  # commands that only look load no torch
@@ -46,20 +43,26 @@ LIVE = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"  # the row
 SPAN = 1 << 14  # coordinates converted to float64 at a time, in a buffer that fits in cache
 
 
-class ClientStore(ABC):
-    """Rows of every client: transactional, one commit per closed round.
+class ClientStore:
+    """Rows of every client, in memory: transactional, one commit per closed round.
 
     ``generation`` counts closed rounds: 0 when new, r + 1 after ``commit(r, ...)``, so it equals ``ServerState.round``.
     A commit adds or replaces the rows that it names and keeps all others.
+
+    >>> store = ClientStore()
+    >>> store.commit(0, {3: {"uplink/model/residual": torch.ones(2)}})
+    >>> store.generation, store.clients(), store.read(3), store.read(4)
+    (1, [3], {'uplink/model/residual': tensor([1., 1.])}, {})
     """
 
-    generation = 0
-    _rows: dict[int, dict[str, Any]]
+    def __init__(self) -> None:
+        self.generation = 0
+        self._rows: dict[int, dict[str, Any]] = {}  # tensors; entries of the database in a `DiskStore`
+        self._staged: list[tuple[int, str, Any]] = []
 
     def read(self, client: int) -> dict[str, Tensor]:
         """Return copies of the client's rows, {} if there are none."""
-        if not (rows := self._rows.get(client)):
-            return {}
+        rows = self._rows.get(client, {})
         return {name: self._load(row) for name, row in sorted(rows.items()) if not name.startswith(SERVER)}
 
     def memories(self, clients: Iterable[int], forgotten: Collection[int] = ()) -> dict[int, dict[str, Tensor]]:
@@ -73,7 +76,7 @@ class ClientStore(ABC):
     def dot(self, clients: Sequence[int], name: str, vectors: Tensor) -> Tensor:
         """Return <row_i, vector_j> in float64, [k, v]; rows are streamed, never all in memory."""
         rows = self._matching_rows(clients, name)
-        length = self._layout(rows[0])[1]
+        length = rows[0].numel()
         if vectors.ndim != 2 or vectors.shape[1] != length:
             raise invalid_argument(
                 "dot",
@@ -86,7 +89,7 @@ class ClientStore(ABC):
     def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
         """Return sum w_i row_i in float64, added in the given order; rows are streamed."""
         rows = self._matching_rows(clients, name)
-        total = torch.zeros(self._layout(rows[0])[1], dtype=torch.float64)
+        total = torch.zeros(rows[0].numel(), dtype=torch.float64)
         streamed = (row for block in self._blocks(rows, SUM_BLOCK) for row in block)
         for row, weight in zip(streamed, weights, strict=True):
             for start in range(0, len(row), SPAN):
@@ -98,41 +101,60 @@ class ClientStore(ABC):
         return sorted(client for client, rows in self._rows.items() if name is None or name in rows)
 
     def digest(self) -> str:
-        """Return a SHA-256 of all rows of all clients, the same in memory and on disk."""
-        rows = ((c, name, row) for c in self.clients() for name, row in sorted(self._rows[c].items()))
-        return sha256(*(f"{c}:{len(name)}:{name}:{self._sha(row)}\n".encode() for c, name, row in rows))
+        """Read all rows of all clients; return their SHA-256, the same in memory and on disk."""
+        rows = ((c, name, self._load(row)) for c in self.clients() for name, row in sorted(self._rows[c].items()))
+        return sha256(*(f"{c}:{len(name)}:{name}:{row_digest(row)}\n".encode() for c, name, row in rows))
 
-    @abstractmethod
     def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
         """Write rows for the next commit; until then reads return the old ones."""
+        check_rows({client: rows})
+        self._staged += self._write({client: rows})
 
-    @abstractmethod
     def discard(self) -> None:
         """Discard staged rows."""
+        self._staged = []
 
-    @abstractmethod
     def commit(self, round: int, rows: Rows) -> None:
         """Close a round: commit the staged rows and these atomically."""
+        if round != self.generation:
+            raise HansaError(
+                f"commit(round={round}): the store is at round {self.generation}. Rounds are closed in order; open the "
+                "store at the round of the checkpoint to resume from."
+            )
+        check_rows(rows)
+        self._apply([*self._staged, *self._write(rows)], round + 1)
+        self._staged, self.generation = [], round + 1
 
     def close(self) -> None:
-        """Release files and threads."""
+        """Release files."""
         return
 
-    @abstractmethod
+    def _write(self, rows: Rows) -> list[tuple[int, str, Any]]:
+        """Store rows; return each with its client and name."""
+        return [
+            (client, name, row.detach().to("cpu", copy=True).contiguous())
+            for client, client_rows in rows.items()
+            for name, row in client_rows.items()
+        ]
+
+    def _apply(self, written: Iterable[tuple[int, str, Any]], generation: int) -> list[Any]:
+        """Add the rows of a generation; return those that they replace."""
+        replaced = []
+        for client, name, row in written:
+            client_rows = self._rows.setdefault(client, {})
+            replaced += [client_rows[name]] if name in client_rows else []
+            client_rows[name] = row
+        return replaced
+
     def _load(self, row: Any) -> Tensor:
         """Return a copy of a row."""
+        copy: Tensor = row.clone()
+        return copy
 
-    @abstractmethod
-    def _layout(self, row: Any) -> tuple[str, int]:
-        """Return the dtype and the length of a row."""
-
-    @abstractmethod
-    def _sha(self, row: Any) -> str:
-        """Return the `row_digest` of a row."""
-
-    @abstractmethod
     def _blocks(self, rows: Sequence[Any], size: int) -> Iterator[Tensor]:
         """Yield rows of one layout as matrices of at most ``size`` rows, each valid until the next."""
+        for start in range(0, len(rows), size):
+            yield torch.stack([row.reshape(-1) for row in rows[start : start + size]])
 
     def _products(self, rows: Sequence[Any], vectors: Tensor) -> Tensor:
         return torch.cat([arithmetic.inner_products(block, vectors) for block in self._blocks(rows, BLOCK)])
@@ -146,61 +168,11 @@ class ClientStore(ABC):
                 hint = suggestion(name, list(client_rows)) if client_rows else "It was never written."
                 raise HansaError(f"client {client} has no row {name!r}. {hint}")
             rows.append(client_rows[name])
-        layouts = set(map(self._layout, rows))
+        layouts = {(dtype_name(row.dtype), row.numel()) for row in rows}
         if len(layouts) != 1:
             problem = f"they differ in dtype or length, {sorted(layouts)}" if rows else "no clients were passed"
             raise HansaError(f"rows {name!r} cannot be stacked: {problem}.")
         return rows
-
-    def _check_round(self, round: int, rows: Rows) -> None:
-        """Refuse a commit of another round, or of values that are not rows."""
-        if round != self.generation:
-            raise HansaError(
-                f"commit(round={round}): the store is at round {self.generation}. Rounds are closed in order; open the "
-                "store at the round of the checkpoint to resume from."
-            )
-        check_rows(rows)
-
-
-class RamStore(ClientStore):
-    """A `ClientStore` in memory.
-
-    >>> store = RamStore()
-    >>> store.commit(0, {3: {"uplink/model/residual": torch.ones(2)}})
-    >>> store.generation, store.clients(), store.read(3), store.read(4)
-    (1, [3], {'uplink/model/residual': tensor([1., 1.])}, {})
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[int, dict[str, Tensor]] = {}
-        self._staged: list[tuple[int, dict[str, Tensor]]] = []
-
-    def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
-        check_rows({client: rows})
-        self._staged.append((client, _copy_rows(rows)))
-
-    def discard(self) -> None:
-        self._staged = []
-
-    def commit(self, round: int, rows: Rows) -> None:
-        self._check_round(round, rows)
-        for client, client_rows in (*self._staged, *((client, _copy_rows(rows[client])) for client in rows)):
-            if client_rows:
-                self._rows.setdefault(client, {}).update(client_rows)
-        self._staged, self.generation = [], round + 1
-
-    def _load(self, row: Tensor) -> Tensor:
-        return row.clone()
-
-    def _layout(self, row: Tensor) -> tuple[str, int]:
-        return dtype_name(row.dtype), row.numel()
-
-    def _sha(self, row: Tensor) -> str:
-        return row_digest(row)
-
-    def _blocks(self, rows: Sequence[Tensor], size: int) -> Iterator[Tensor]:
-        for start in range(0, len(rows), size):
-            yield torch.stack([row.reshape(-1) for row in rows[start : start + size]])
 
 
 class DiskStore(ClientStore):
@@ -211,93 +183,67 @@ class DiskStore(ClientStore):
     name and file. Only changed rows are written. Only one process may open a store.
 
     Args:
-        folder: The folder, created if it is absent.
+        folder: The folder, created if it is absent; or the record of a run, whose commits make rounds durable.
         durable: Whether closed rounds survive a loss of power; unnecessary for temporary stores.
+        head: The rows of a run at a checkpoint; by default those at the end of the record.
     """
 
-    _lock: FileLock | None = None  # of its own folder; that of a run is locked by the run
-
-    def __init__(self, folder: str | os.PathLike[str], *, durable: bool = True) -> None:
-        path = Path(folder)
-        io.make_folder(path)
-        lock = FileLock(path / "lock")
-        try:
-            Database.ensure(path)
-            database = Database(path, writing=True, durable=durable)
-            self._open(database, database.head)
-        except BaseException:
-            lock.close()
-            raise
-        self._lock = lock
-
-    @classmethod
-    def of(cls, database: Database, head: Head | None = None) -> DiskStore:
-        """Return the rows of a run's record, at its end or at the head of a checkpoint; the record commits them."""
-        store = cls.__new__(cls)
-        store._open(database, database.head if head is None else head)
-        return store
-
-    def _open(self, database: Database, head: Head) -> None:
-        """Find the rows of a head; refuse others than those that were committed."""
-        self.database, self.generation = database, head.generation
-        self._staged: list[RowEntry] = []
-        self._rows: dict[int, dict[str, RowEntry]] = {}
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="rows")  # they start at the first use
-        entries = database.entries(LIVE, [self.generation, self.generation])
+    def __init__(
+        self, folder: str | os.PathLike[str] | RunRecord, *, durable: bool = True, head: Head | None = None
+    ) -> None:
+        super().__init__()
+        self._lock: FileLock | None = None  # of its own folder; that of a run is locked by the run
+        if isinstance(folder, RunRecord):
+            self.database = folder
+        else:
+            path = Path(folder)
+            io.make_folder(path)
+            self._lock = FileLock(path / "lock")
+            self.database = RunRecord.create(path, durable=durable)
+        head = self.database.head if head is None else head
+        self.generation = head.generation
+        entries = self.database.entries(LIVE, [head.generation, head.generation])
         for entry in entries:
             self._rows.setdefault(entry.client, {})[entry.name] = entry
-        if sum(map(_seal_number, entries)) % (1 << 256) != head.sum:
+        if _sum_seals(entries) % (1 << 256) != head.sum:
             raise DamagedFileError(
-                f"{database.path} is damaged: it does not have the rows of round {self.generation}. {REMEDY}"
+                f"{self.database.path} is damaged: it does not have the rows of round {self.generation}. {REMEDY}"
             )
-
-    def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
-        check_rows({client: rows})
-        with self.database.writing_rows():
-            self._staged += self._write_changed({client: rows})
 
     def discard(self) -> None:
         if self._staged:
-            staged, self._staged = self._staged, []
             with self.database.writing_rows():
-                for entry in staged:
+                for _, _, entry in self._staged:
                     self.database.delete("id = ?", [entry.id])
+        super().discard()
 
-    def commit(self, round: int, rows: Rows) -> None:
-        """Close a round; in the record of a run the record's commit makes it durable."""
-        self.database.check_usable()
-        self._check_round(round, rows)
+    def _write(self, rows: Rows) -> list[tuple[int, str, Any]]:
+        """Write the rows that changed."""
+        written = []
         with self.database.writing_rows():
-            entries, self._staged = [*self._staged, *self._write_changed(rows)], []
-            self.generation += 1
-            total = self.database.head.sum
-            for entry in entries:
-                client_rows = self._rows.setdefault(entry.client, {})
-                if entry.name in client_rows:
-                    total -= _seal_number(client_rows[entry.name])
-                    self._retire(client_rows[entry.name])
-                client_rows[entry.name] = entry
-                total += _seal_number(entry)
-            self.database.set_head(generation=self.generation, sum=total % (1 << 256))
+            for client in sorted(rows):
+                for name, row in sorted(rows[client].items()):
+                    stored, sha = self._rows.get(client, {}).get(name), row_digest(row)
+                    if stored is None or stored.sha != sha:
+                        entry = self.database.put("client", client, name, self.generation + 1, row, sha)
+                        written.append((client, name, entry))
+        return written
+
+    def _apply(self, written: Iterable[tuple[int, str, Any]], generation: int) -> list[Any]:
+        """Keep a replaced row if a checkpoint may need it, otherwise delete it."""
+        replaced = super()._apply(written, generation)
+        with self.database.writing_rows():
+            kept = max(self.database.checkpoint_rounds(), default=-1)
+            for entry in replaced:
+                if entry.born <= kept:
+                    self.database.execute("UPDATE vectors SET died = ? WHERE id = ?", [generation, entry.id])
+                else:
+                    self.database.delete("id = ?", [entry.id])
+            total = self.database.head.sum + _sum_seals(entry for _, _, entry in written) - _sum_seals(replaced)
+            self.database.set_head(generation=generation, sum=total % (1 << 256))
         if self._lock is not None:
             self.database.commit()
-
-    def _write_changed(self, rows: Rows) -> list[RowEntry]:
-        """Write the rows that changed."""
-        entries = []
-        for client in sorted(rows):
-            for name, row in sorted(rows[client].items()):
-                stored, sha = self._rows.get(client, {}).get(name), row_digest(row)
-                if stored is None or stored.sha.hex() != sha:
-                    entries.append(self.database.put("client", client, name, self.generation + 1, row, sha))
-        return entries
-
-    def _retire(self, entry: RowEntry) -> None:
-        """Keep a replaced row if a checkpoint may need it, otherwise delete it."""
-        if entry.born <= self.database.kept_round:
-            self.database.execute("UPDATE vectors SET died = ? WHERE id = ?", [self.generation, entry.id])
-        else:
-            self.database.delete("id = ?", [entry.id])
+        return replaced
 
     def verify(self) -> int:
         """Read and check every row; return their number."""
@@ -307,8 +253,7 @@ class DiskStore(ClientStore):
         return len(entries)
 
     def close(self) -> None:
-        self._threads.shutdown()
-        self._threads = ThreadPoolExecutor(2)  # rows can still be read
+        """Release files; rows can still be read."""
         try:
             self.database.close()
         finally:
@@ -324,33 +269,32 @@ class DiskStore(ClientStore):
     def _load(self, row: RowEntry) -> Tensor:
         return self.database.get(row)
 
-    def _layout(self, row: RowEntry) -> tuple[str, int]:
-        return row.dtype, row.length
-
-    def _sha(self, row: RowEntry) -> str:
-        return row.sha.hex()
-
     def _blocks(self, rows: Sequence[RowEntry], size: int) -> Iterator[Tensor]:
-        """Yield blocks of rows in two buffers; the next block is read while one is in use."""
-        starts = range(0, len(rows), size)
-        shape = (min(size, len(rows)), rows[0].length)
-        buffers = [torch.empty(shape, dtype=dtype_of(rows[0].dtype)) for _ in starts[:2]]
-        with ThreadPoolExecutor(1) as reader:
-            pending = None
-            for turn, start in enumerate(starts):
-                job = reader.submit(self._read_block, rows[start : start + size], buffers[turn % 2])
-                if pending is not None:
-                    yield pending.result()
-                pending = job
-            if pending is not None:
-                yield pending.result()
+        """Yield blocks of rows in two buffers; the next block is read while one is in use.
 
-    def _read_block(self, entries: Sequence[RowEntry], into: Tensor) -> Tensor:
-        """Read rows into a buffer; large ones in threads, since reading and hashing release the interpreter lock."""
-        run = map if entries[0].offset is None else self._threads.map
-        for _ in run(lambda entry, row: self.database.get(entry, row, quick=True), entries, into):
-            pass
-        return into[: len(entries)]
+        Two threads read large rows, since reading and hashing release the interpreter lock.
+        """
+        starts, readers = range(0, len(rows), size), 1 if rows[0].offset is None else 2
+        shape = (min(size, len(rows)), rows[0].numel())
+        buffers = [torch.empty(shape, dtype=getattr(torch, rows[0].dtype)) for _ in starts[:2]]
+
+        def read(entries: Sequence[RowEntry], into: Tensor) -> None:
+            for entry, row in zip(entries, into, strict=True):
+                self.database.get(entry, row, quick=True)
+
+        with ThreadPoolExecutor(readers) as pool:
+            pending: list[tuple[Tensor, list[Future[None]]]] = []
+            for turn, start in enumerate([*starts, None]):
+                if start is not None:
+                    entries = rows[start : start + size]
+                    block = buffers[turn % 2][: len(entries)]
+                    jobs = [pool.submit(read, entries[part::readers], block[part::readers]) for part in range(readers)]
+                    pending.append((block, jobs))
+                if turn:
+                    block, jobs = pending.pop(0)
+                    for job in jobs:
+                        job.result()
+                    yield block
 
     def _products(self, rows: Sequence[RowEntry], vectors: Tensor) -> Tensor:
         native = rows[0].dtype == "float32" == str(vectors.dtype)[6:] and arithmetic.native_fits(vectors)
@@ -358,20 +302,15 @@ class DiskStore(ClientStore):
             return super()._products(rows, vectors)
         # one thread reads, checks and multiplies a block, piece by piece
         stop, blocks = Event(), [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
-        jobs = [self._threads.submit(self.database.dot, entries, vectors, stop) for entries in blocks]
-        try:
-            return torch.cat([job.result() for job in jobs])
-        finally:
-            stop.set()  # stops the other threads after an error or an interruption
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                return torch.cat([*pool.map(lambda entries: self.database.dot(entries, vectors, stop), blocks)])
+            finally:
+                stop.set()  # stops the other thread after an error or an interruption
 
 
-def _seal_number(entry: RowEntry) -> int:
-    """Return the seal of a row as a number."""
-    return int.from_bytes(entry.seal, "big")
-
-
-def _copy_rows(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: row.detach().to("cpu", copy=True).contiguous() for name, row in rows.items()}
+def _sum_seals(entries: Iterable[RowEntry]) -> int:
+    return sum(int(entry.seal, 16) for entry in entries)
 
 
 def check_rows(rows: Rows) -> None:
@@ -397,14 +336,6 @@ class Checkpoint(NamedTuple):
     head: Head
 
 
-class RecordedRound(NamedTuple):
-    """A closed round with its digest."""
-
-    round: int
-    record: dict[str, Any]
-    digest: str
-
-
 class RunRecord(Database):
     """The record of a run, open for writing by the process that holds the folder's lock, or for reading.
 
@@ -415,52 +346,30 @@ class RunRecord(Database):
     ...     record.add_round({"round": 1, "loss": 0.5}, encode_clients({"client": np.array([3])}))
     ...     record.save_checkpoint({"x": torch.ones(2)}, {"round": 1})
     ...     record.commit()
-    ...     [round.record for round in record.rounds()], record.checkpoint_rounds(), record.load_checkpoint().state
+    ...     [record for record, _ in record.rounds()], record.checkpoint_rounds(), record.load_checkpoint().state
     ([{'round': 1, 'loss': 0.5}], [1], {'x': tensor([1., 1.])})
     """
-
-    _store: ref[DiskStore] | None = None
-    """The open client rows, which refer to the record."""
-
-    @classmethod
-    def create(cls, folder: Path | str) -> RunRecord:
-        """Create an empty record, open for writing."""
-        cls.make(folder)
-        return cls(folder, writing=True)
-
-    @staticmethod
-    def exists(folder: Path | str) -> bool:
-        """Return whether a folder has a record."""
-        return (Path(folder) / database.DATABASE).is_file()
-
-    def open_rows(self, head: Head | None = None) -> DiskStore:
-        """Return the client rows at the end of the record, or at the head of a checkpoint."""
-        store = None if self._store is None else self._store()
-        if store is None:
-            store = DiskStore.of(self, head)
-            self._store, self.kept_round = ref(store), max(self.checkpoint_rounds(), default=-1)
-        return store
 
     def add_round(self, record: Mapping[str, Any], clients: bytes) -> None:
         """Add a closed round; `commit` makes it durable with the rows of its clients."""
         head, round = self.head, self.head.rounds + 1
         if record.get("round") != round:
             raise HansaError(f"add_round(round={record.get('round')}): the record is at round {head.rounds}.")
-        text, sha = json.dumps(record, default=lambda number: number.item()), hashlib.sha256(clients).digest()
-        chain = self._chain_digest(head.chain, round, text, sha)
+        text, sha = json.dumps(record, default=lambda number: number.item()), sha256(clients)
+        chain = seal(self.identity, round, head.chain, text, sha)
         with self.writing_rows():
             self.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", [round, text, chain, sha, clients])
             self.set_head(rounds=round, chain=chain)
 
-    def rounds(self, head: Head | None = None) -> Iterator[RecordedRound]:
-        """Yield the closed rounds in order, all or those of an earlier head, with numbers and digests checked."""
+    def rounds(self, head: Head | None = None) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield the closed rounds in order, all or those of an earlier head, each with the digest of those up to it."""
         with self.checked():
             for round, text, chain, _ in self._checked_rounds("NULL", head):
                 record = dict(json.loads(text))
                 if record.get("round") != round:
                     raise ValueError(f"the record of round {round} has another number")
                 check_record(record)
-                yield RecordedRound(round, record, chain)
+                yield record, chain
 
     def client_blocks(self) -> Iterator[tuple[int, bytes]]:
         """Yield the client block of every round, checked."""
@@ -480,25 +389,26 @@ class RunRecord(Database):
             return total_by_client(join_rounds([first, *islice(blocks, 99)]) for first in blocks)
 
     def _checked_rounds(self, content: str, head: Head | None = None) -> Iterator[tuple[int, str, str, bytes]]:
-        """Yield round, record, digest and client block, if ``content`` is its column."""
-        previous, round = "", 0
-        with self.reading():
-            end = self.head if head is None else head
-            statement = f"SELECT round, record, digest, sha, {content} FROM rounds WHERE round <= ? ORDER BY round"
-            for number, text, chain, sha, block in self.execute(statement, [end.rounds]):
-                round += 1
-                intact = block is None or hashlib.sha256(block).digest() == sha
-                if number != round or not intact or chain != self._chain_digest(previous, round, text, sha):
-                    raise ValueError(f"round {round}, or one before it, was changed or is missing")
-                yield number, text, chain, block
-                previous = chain
-            if (round, previous) != (end.rounds, end.chain):
-                raise ValueError(f"its {round} rounds are not the {end.rounds} of its head or checkpoint")
-
-    def _chain_digest(self, previous: str, round: int, text: str, clients: bytes) -> str:
-        state = hashlib.sha256(f"{self.identity} {round} {previous} ".encode() + clients)
-        state.update(text.encode())
-        return state.hexdigest()
+        """Yield round, record, digest and client block, if ``content`` is its column; one statement, so one snapshot of
+        a record that another process may be writing."""
+        previous, round, end = "", 0, head
+        statement = (
+            "SELECT NULL, head, NULL, NULL, NULL FROM about UNION ALL "
+            f"SELECT round, record, digest, sha, {content} FROM rounds WHERE round <= ?"
+        )
+        for number, text, chain, sha, block in self.execute(statement, [1 << 62 if end is None else end.rounds]):
+            if number is None:
+                self.head = self.parse_head(text)
+                end = self.head if end is None else end
+                continue
+            round += 1
+            intact = block is None or sha256(block) == sha
+            if number != round or not intact or chain != seal(self.identity, round, previous, text, sha):
+                raise ValueError(f"round {round}, or one before it, was changed or is missing")
+            yield number, text, chain, block
+            previous = chain
+        if end is None or (round, previous) != (end.rounds, end.chain):
+            raise ValueError(f"its {round} rounds are not those of its head or checkpoint")
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -518,14 +428,13 @@ class RunRecord(Database):
         with self.writing_rows():
             self._delete_checkpoints("= ?", round)
             entries = [self.put("checkpoint", round, name, round, row) for name, row in tensors.items()]
-            digest = self._checkpoint_digest(round, head, tree, entries)
+            digest = seal(self.identity, round, head, tree, [entry.seal for entry in entries])
             self.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", [round, head, tree, digest])
             self._delete_checkpoints("< ?", self.checkpoint_rounds()[-keep:][0])
             self.delete(
                 "died IS NOT NULL AND NOT EXISTS (SELECT 1 FROM checkpoints AS kept "
                 "WHERE vectors.born <= kept.round AND kept.round < vectors.died)"
             )
-            self.kept_round = round
 
     def _delete_checkpoints(self, condition: str, round: int) -> None:
         self.delete(f"kind = 'checkpoint' AND client {condition}", [round])
@@ -541,24 +450,18 @@ class RunRecord(Database):
             statement = "SELECT head, state, digest FROM checkpoints WHERE round = ?"
             head, tree, digest = self.execute(statement, [round]).fetchone()
             entries = self.entries("kind = 'checkpoint' AND client = ?", [round])
-            if digest != self._checkpoint_digest(round, head, tree, entries):
+            if digest != seal(self.identity, round, head, tree, [entry.seal for entry in entries]):
                 raise ValueError(f"the checkpoint of round {round} was changed")
             tensors = {entry.name: self.get(entry) for entry in entries}
             content = json.loads(tree, object_hook=lambda node: tensors[node["$tensor"]] if "$tensor" in node else node)
             return Checkpoint(content["state"], content["meta"], self.parse_head(head))
-
-    def _checkpoint_digest(self, round: int, head: str, tree: str, entries: Sequence[RowEntry]) -> bytes:
-        state = hashlib.sha256(f"{round} {head} {tree}".encode())
-        for entry in entries:
-            state.update(entry.seal)
-        return state.digest()
 
     def check_checkpoint(self, round: int) -> Checkpoint:
         """Return a checkpoint; refuse it if the state, rows or rounds that resuming needs are damaged."""
         checkpoint = self.load_checkpoint(round)
         for _ in self.rounds(checkpoint.head):
             pass
-        DiskStore.of(self, checkpoint.head).verify()
+        DiskStore(self, head=checkpoint.head).verify()
         return checkpoint
 
     def intact_checkpoint(self) -> Checkpoint:
@@ -592,22 +495,18 @@ class RunRecord(Database):
             }
             self._write(self.path, self.identity, head, content)
         self.close()
-        for name in database.LOGS:  # a log of the old database must not be applied to the new one
-            io.remove(self.path.with_name(name), sync=True)
-        io.rename(self.path.with_name(database.ASIDE), self.path)
+        self._install(self.path)
         Database.__init__(self, self.path.parent, writing=True)
 
     def rewind(self, head: Head) -> list[dict[str, Any]]:
         """Return to the head of a checkpoint in one transaction, and return the records up to it."""
-        records = [recorded.record for recorded in self.rounds(head)]
-        self.open_rows(head)
+        records = [record for record, _ in self.rounds(head)]
         with self.writing_rows():
             self.execute("DELETE FROM rounds WHERE round > ?", [head.rounds])
             self._delete_checkpoints("> ?", head.rounds)
             self.delete("kind = 'client' AND born > ?", [head.generation])
             self.execute("UPDATE vectors SET died = NULL WHERE died > ?", [head.generation])
             self.set_head(**head._asdict())
-        self.kept_round = head.rounds
         self.commit()
         return records
 

@@ -11,9 +11,9 @@ import torch
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.runs.store import ClientStore, DiskStore, RamStore
+from hansa.runs.store import ClientStore, DiskStore
 
-ALL_STORES: dict[str, Callable[[Path], ClientStore]] = {"ram": lambda _: RamStore(), "disk": DiskStore}
+ALL_STORES: dict[str, Callable[[Path], ClientStore]] = {"ram": lambda _: ClientStore(), "disk": DiskStore}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 
 
@@ -132,7 +132,7 @@ def test_rows_of_unequal_length_make_no_matrix(store: ClientStore) -> None:
 @pytest.mark.parametrize("size", [99, 40_003])
 def test_ram_and_disk_agree_to_the_last_bit(tmp_path: Path, size: int) -> None:
     with DiskStore(tmp_path / "store") as disk:
-        ram = RamStore()
+        ram = ClientStore()
         for round in range(6):
             rows = {
                 c: {"a": row("a", round, c), "server/m": row("m", round, c, size=size).float()}
@@ -150,7 +150,7 @@ def test_ram_and_disk_agree_to_the_last_bit(tmp_path: Path, size: int) -> None:
 
 def test_the_digest_changes_with_any_bit_name_client_dtype_or_shape() -> None:
     def digest(client: int, name: str, value: torch.Tensor) -> str:
-        store = RamStore()
+        store = ClientStore()
         store.commit(0, {client: {name: value}})
         return store.digest()
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from hansa.core.keys import Key
 from hansa.runs.record import RunRecord
-from hansa.runs.store import io
-from torture.disks import Dead, PowerCut
+from hansa.runs.store import DiskStore
+from torture.disks import Dead, PowerCut, use_disk
 
 Model = dict[int, dict[str, torch.Tensor]]
 ROWS = st.dictionaries(
@@ -43,7 +43,7 @@ class History(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.record = RunRecord(self.folder, writing=True)
-        self.store = self.record.open_rows()
+        self.store = DiskStore(self.record)
 
     def close(self) -> None:
         self.record.close()
@@ -74,7 +74,7 @@ class History(RuleBasedStateMachine):
     def lose_power(self, numbers: dict[int, dict[str, int]], save: bool, at: int, seed: int) -> None:
         disk = PowerCut(at, Key(seed).numpy())
         finished = True
-        with io.use_disk(disk):
+        with use_disk(disk):
             try:
                 self.write(numbers, save)
             except Dead:
@@ -100,7 +100,7 @@ class History(RuleBasedStateMachine):
         checkpoint = self.record.load_checkpoint(goal)
         assert torch.equal(checkpoint.state["x"], value("b", goal))
         assert [each["round"] for each in self.record.rewind(checkpoint.head)] == list(range(1, goal + 1))
-        self.store = self.record.open_rows()
+        self.store = DiskStore(self.record)
         self.saved = [round for round in self.saved if round <= goal]
         del self.past[goal + 1 :]
 

@@ -7,8 +7,8 @@ vectors       rows of clients, and tensors of checkpoints: content, or its offse
 checkpoints   the server's state as JSON; its tensors are vectors
 ============  ==========================================================================================
 
-SQLite does not detect changed values, so everything has a SHA-256 that covers the identity of the record, the key and
-the content. Rounds are chained; the head has the sum of the seals of all live rows, which detects missing ones.
+SQLite does not detect changed values, so everything has a `seal`, a SHA-256 that covers the identity of the record, the
+key and the content. Rounds are chained; the head has the sum of the seals of all live rows, which detects missing ones.
 
 A round is one transaction. The row file is synced before it commits; a slot that a kept checkpoint needs is never
 written. A write-ahead log lets others read during the run; on network file systems, which cannot share the index of
@@ -27,9 +27,10 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from io import BytesIO, FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Lock
+from threading import Event
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
@@ -47,7 +48,7 @@ LOGS = (DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", ASIDE + "-j
 FILES = (DATABASE, *LOGS, ROWS)
 """All files of a record."""
 
-FORMAT = 3
+FORMAT = 4
 LARGE = 1 << 16  # bytes from which a row is kept in the row file
 PIECE = 1 << 17  # bytes of a row read at a time, and checked while in cache
 REMEDY = "Restore it, or use an older checkpoint: `hansa resume --fallback`."
@@ -58,11 +59,11 @@ DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16"
 _PAGE = 4096
 _SCHEMA = (
     "CREATE TABLE about (record TEXT, head TEXT)",
-    "CREATE TABLE checkpoints (round INTEGER PRIMARY KEY, head TEXT, state TEXT, digest BLOB)",
+    "CREATE TABLE checkpoints (round INTEGER PRIMARY KEY, head TEXT, state TEXT, digest TEXT)",
     "CREATE INDEX replaced ON vectors (died) WHERE died IS NOT NULL",
-    "CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT, digest BLOB, sha BLOB, clients BLOB)",
+    "CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT, digest TEXT, sha TEXT, clients BLOB)",
     "CREATE TABLE vectors (id INTEGER PRIMARY KEY, kind TEXT, client INTEGER, name TEXT, born INTEGER, died INTEGER, "
-    "dtype TEXT, shape TEXT, place INTEGER, crc INTEGER, sha BLOB, seal BLOB, content BLOB)",
+    "dtype TEXT, shape TEXT, place INTEGER, crc INTEGER, sha TEXT, seal TEXT, content BLOB)",
 )
 _WAIT = 600.0  # seconds to wait for a reader, where readers block writers
 _LIMIT = 1 << 30  # bytes of one value
@@ -86,14 +87,13 @@ def digest_header(dtype: str, shape: Iterable[int]) -> bytes:
     return f"{dtype}{list(shape)}".encode()
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Return one of `DTYPES`."""
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def seal(identity: str, *parts: Any) -> str:
+    """Return the SHA-256 of an entry of a record, in hexadecimal."""
+    return io.sha256(json.dumps([identity, *parts]).encode())
 
 
 class LostRecordError(HansaError):
@@ -111,8 +111,8 @@ class Head(NamedTuple):
     sum: int = 0
 
     def sealed(self, identity: str) -> str:
-        """Return the stored text of the head of a record, with its digest."""
-        return json.dumps([*self, io.sha256(json.dumps([identity, *self]).encode())])
+        """Return the stored text of the head of a record, with its seal."""
+        return json.dumps([*self, seal(identity, *self)])
 
 
 class RowEntry(NamedTuple):
@@ -130,20 +130,19 @@ class RowEntry(NamedTuple):
     shape: tuple[int, ...]
     offset: int | None
     crc: int
-    sha: bytes
-    seal: bytes = b""
+    sha: str
+    seal: str = ""
 
     def sealed(self, identity: str) -> RowEntry:
         """Return the entry with its seal in a record."""
-        return self._replace(seal=hashlib.sha256(json.dumps([identity, *self[1:9]]).encode() + self.sha).digest())
+        return self._replace(seal=seal(identity, *self[1:10]))
 
-    @property
-    def length(self) -> int:
+    def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
     @property
     def nbytes(self) -> int:
-        return self.length * dtype_of(self.dtype).itemsize
+        return _nbytes(self.dtype, self.shape)
 
     def __str__(self) -> str:
         if self.kind == "client":
@@ -151,79 +150,9 @@ class RowEntry(NamedTuple):
         return f"{self.kind} {self.client}, {self.name!r}"
 
 
-class RowFile:
-    """The file of large rows in slots. A slot is reused when nothing needs its row."""
-
-    def __init__(self, path: Path, *, writing: bool) -> None:
-        self.path, self._writing = path, writing
-        self._file: io.File | None = None
-        self._used: dict[int, int] = {}  # size by offset
-        self._gaps: list[tuple[int, int]] = []  # (offset, length) in order
-        self._end = 0
-        self._freed: list[int] = []
-        self._unsynced = False
-        self._opening = Lock()
-
-    def reserve(self, used: Iterable[tuple[int, int]]) -> None:
-        """Mark slots, given by offset and size, as used, and everything between them as free."""
-        self._used, self._gaps, self._end = dict(used), [], 0
-        for offset, size in sorted(self._used.items()):
-            if offset > self._end:
-                self._gaps.append((self._end, offset - self._end))
-            self._end = max(self._end, offset + _slot(size))
-
-    def put(self, data: memoryview) -> int:
-        """Write a row into the first gap that is large enough, or at the end; return its offset."""
-        size = _slot(len(data))
-        for index, (offset, length) in enumerate(self._gaps):
-            if length >= size:
-                self._gaps[index : index + 1] = [(offset + size, length - size)] if length > size else []
-                break
-        else:
-            offset, self._end = self._end, self._end + size
-        self._used[offset] = len(data)
-        self.file().write(offset, data)
-        self._unsynced = True
-        return offset
-
-    def free(self, offset: int) -> None:
-        """Free the slot of a deleted row at the next `release`."""
-        self._freed.append(offset)
-
-    def release(self) -> None:
-        """Reuse the freed slots from now on; called after the transaction that freed them."""
-        if self._freed:
-            for offset in self._freed:
-                del self._used[offset]
-            self._freed = []
-            self.reserve(self._used.items())
-
-    def sync(self) -> None:
-        """Make every row written since the last sync durable."""
-        if self._unsynced:
-            self.file().sync()
-        self._unsynced = False
-
-    def file(self) -> io.File:
-        """Return the open file."""
-        with self._opening:
-            if self._file is None:
-                created = self._writing and not self.path.exists()
-                self._file = io.File(self.path, reading=not self._writing)
-                if created:
-                    io.disk().sync_folder(self.path.parent)
-            return self._file
-
-    def close(self) -> None:
-        """Close the file. It can still be read."""
-        if self._file is not None:
-            self._file.close()
-        self._file, self._writing = None, False
-
-
-def _slot(size: int) -> int:
-    """Return the size of the slot of a row."""
-    return max(1, -(-size // _PAGE)) * _PAGE
+def _nbytes(dtype: str, shape: Iterable[int]) -> int:
+    size: int = torch.Size(shape).numel() * getattr(torch, dtype).itemsize
+    return size
 
 
 class Database:
@@ -239,19 +168,28 @@ class Database:
             shared: Whether others read while this process writes.
         """
         self.path = Path(folder) / DATABASE
-        self.kept_round = -1  # the newest round whose client rows must be kept
+        self.row_path = self.path.with_name(ROWS)
         self.durable, self.writing, self._shared = durable, writing, shared
-        self.usable, self._version = True, -1
+        self._usable, self._version = True, -1
         self._copied: TemporaryDirectory[str] | None = None
         self._process = os.getpid()
-        self._verified: set[bytes] = set()  # seals of rows that this process wrote or checked by SHA-256
-        self.rows = RowFile(self.path.with_name(ROWS), writing=writing)
+        self._verified: set[str] = set()  # seals of rows that this process wrote or checked by SHA-256
+        self._row_file = -1  # open from the first large row of a transaction to its commit
+        self._used: dict[int, int] = {}  # the slots of the row file: size by offset
+        self._gaps: list[tuple[int, int]] | None = None  # what is free between and after them: (offset, length)
+        self._freed: list[int] = []  # the slots to reuse after the commit
         self._open_connection: sqlite3.Connection | None = None
         if not self.path.is_file():
             raise DamagedFileError(f"{self.path} is missing. Restore it.")
         try:
-            self._check_schema()
             with self.checked():
+                version = self.execute("PRAGMA user_version").fetchone()[0]
+                tables = [text for (text,) in self.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall()]
+                if version != FORMAT or tuple(tables) != _SCHEMA:  # a foreign file may have views and triggers
+                    raise DamagedFileError(
+                        f"{self.path} is damaged, or of another version: format {version}, where this Hansa reads "
+                        f"{FORMAT}, or its tables are not those of a run. Restore it."
+                    )
                 self.identity, head = self.execute("SELECT record, head FROM about").fetchone()
                 self.head = self.parse_head(head)
                 self._inode = os.stat(self.path).st_ino
@@ -262,21 +200,15 @@ class Database:
             raise
 
     @classmethod
-    def make(cls, folder: Path | str) -> None:
-        """Create the empty database of a new record atomically."""
+    def create(cls, folder: Path | str, **options: bool) -> Self:
+        """Open the database of a folder for writing; create it atomically if there is none, but not if it was lost."""
         path = Path(folder) / DATABASE
-        for name in FILES:
-            io.remove(path.with_name(name))
-        cls._write(path, secrets.token_hex(16), Head(), {})
-        io.rename(path.with_name(ASIDE), path)
-
-    @classmethod
-    def ensure(cls, folder: Path) -> None:
-        """Create the database of a folder that has none; a lost one is not replaced."""
-        if not os.path.lexists(folder / DATABASE):
-            if os.path.lexists(folder / ROWS):
-                raise DamagedFileError(f"{folder / DATABASE} is missing. Restore it from a backup.")
-            cls.make(folder)
+        if not os.path.lexists(path):
+            if os.path.lexists(path.with_name(ROWS)):
+                raise DamagedFileError(f"{path} is missing. Restore it from a backup.")
+            cls._write(path, secrets.token_hex(16), Head(), {})
+            cls._install(path)
+        return cls(folder, writing=True, **options)
 
     @staticmethod
     def _write(path: Path, identity: str, head: Head, content: Mapping[str, Iterable[tuple[Any, ...]]]) -> None:
@@ -285,7 +217,7 @@ class Database:
         for name in (ASIDE, ASIDE + "-journal"):
             io.remove(path.with_name(name))
         with _translated_errors(aside), closing(sqlite3.connect(aside, isolation_level=None)) as connection:
-            connection.execute(f"PRAGMA synchronous={io.disk().synchronous}")
+            connection.execute(f"PRAGMA synchronous={io.SYNCHRONOUS}")
             connection.execute(f"PRAGMA user_version={FORMAT}")
             connection.execute("BEGIN")
             for statement in sorted(_SCHEMA, key=lambda text: "INDEX" in text):
@@ -293,7 +225,14 @@ class Database:
             for table, rows in {"about": [(identity, head.sealed(identity))], **content}.items():
                 for row in rows:
                     connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-            io.disk().commit(connection)
+            io.commit(connection)
+
+    @staticmethod
+    def _install(path: Path) -> None:
+        """Replace a database by the one under the temporary name; a log of the old one must not be applied to it."""
+        for name in LOGS:
+            io.remove(path.with_name(name), durable=True)
+        io.rename(path.with_name(ASIDE), path)
 
     # --- connections ----------------------------------------------------------------------------------------------
 
@@ -341,7 +280,7 @@ class Database:
                 connection.execute("PRAGMA query_only=ON")
             else:
                 mode_in_use = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()[0]
-                level = io.disk().synchronous if self.durable else "OFF"
+                level = io.SYNCHRONOUS if self.durable else "OFF"
                 # a rollback journal is deleted to commit, and FULL does not sync its folder
                 level = "EXTRA" if level == "FULL" and mode_in_use != "wal" else level
                 connection.execute(f"PRAGMA synchronous={level}")
@@ -351,17 +290,6 @@ class Database:
         except BaseException:
             connection.close()
             raise
-
-    def _check_schema(self) -> None:
-        """Refuse other tables than ours: a foreign file may have views and triggers."""
-        with self.checked():
-            version = self.execute("PRAGMA user_version").fetchone()[0]
-            statements = [text for (text,) in self.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall()]
-        if version != FORMAT or tuple(statements) != _SCHEMA:
-            raise DamagedFileError(
-                f"{self.path} is damaged, or of another version: format {version}, where this Hansa reads {FORMAT}, or "
-                "its tables are not those of a run. Restore it."
-            )
 
     def check_pages(self) -> None:
         """Refuse a database whose pages are damaged."""
@@ -380,11 +308,6 @@ class Database:
             "Start the run again, or resume it where it is now."
         )
 
-    @property
-    def is_mine(self) -> bool:
-        """Whether this process opened the database, and has not closed it."""
-        return os.getpid() == self._process and self._open_connection is not None
-
     def close(self) -> None:
         """Close the database: roll back what was not committed and leave one plain file, which can still be read."""
         connection = self._open_connection
@@ -392,8 +315,8 @@ class Database:
             return
         self._open_connection = None
         _connections.discard(connection)
-        self.usable = False
-        self.rows.close()
+        self._usable = False
+        self._close_row_file()
         try:
             with suppress(sqlite3.Error):
                 if connection.in_transaction:
@@ -431,45 +354,31 @@ class Database:
             yield
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Read one snapshot of the database, whatever is written meanwhile."""
-        if self._connection.in_transaction:
-            yield
-            return
-        with self.checked():
-            self.execute("BEGIN")
-            try:
-                self.head = self.parse_head(self.execute("SELECT head FROM about").fetchone()[0])
-                yield
-            finally:
-                with suppress(sqlite3.Error):
-                    self.execute("ROLLBACK")
-
-    @contextmanager
     def writing_rows(self) -> Iterator[None]:
         """Write within the transaction of the round. After an error the database must be reopened."""
-        self.check_usable()
+        if not self._usable:
+            raise HansaError(f"{self.path.parent}: an earlier write failed or the record was closed. Open it again.")
         try:
             with _translated_errors(self.path):
                 if not self._connection.in_transaction:
                     self.execute("BEGIN IMMEDIATE")
                 yield
         except BaseException:
-            self.usable = False
+            self._usable = False
             raise
-
-    def check_usable(self) -> None:
-        """Refuse to write after a write that failed."""
-        if not self.usable:
-            raise HansaError(f"{self.path.parent}: an earlier write failed or the record was closed. Open it again.")
 
     def commit(self) -> None:
         """Make all writes durable: first the row file, then the database."""
         with self.writing_rows():
-            if self.durable:
-                self.rows.sync()
-            io.disk().commit(self._connection)
-            self.rows.release()
+            if self._row_file >= 0 and self.durable:
+                with io.naming(self.row_path):
+                    io.sync(self._row_file)
+            self._close_row_file()
+            io.commit(self._connection)
+            for offset in self._freed:
+                del self._used[offset]
+                self._gaps = None
+            self._freed = []
 
     def set_head(self, **changes: Any) -> None:
         """Change the head within the transaction."""
@@ -490,9 +399,9 @@ class Database:
         data = row_bytes(row)
         dtype, shape = dtype_name(row.dtype), tuple(row.shape)
         large = len(data) >= LARGE
-        offset = self.rows.put(data) if large else None
-        digest = bytes.fromhex(row_digest(row) if sha is None else sha)
-        entry = RowEntry(0, kind, client, name, born, dtype, shape, offset, crc32(data), digest).sealed(self.identity)
+        offset = self._write_row(data) if large else None
+        sha = row_digest(row) if sha is None else sha
+        entry = RowEntry(0, kind, client, name, born, dtype, shape, offset, crc32(data), sha).sealed(self.identity)
         values = (*entry[1:6], json.dumps(shape), *entry[7:], None if large else bytes(data))
         cursor = self.execute(
             "INSERT INTO vectors (kind, client, name, born, dtype, shape, place, crc, sha, seal, content) "
@@ -508,7 +417,7 @@ class Database:
         for offset, seal in self.execute(statement, values).fetchall():
             self._verified.discard(seal)
             if offset is not None:
-                self.rows.free(offset)
+                self._freed.append(offset)
 
     def entries(self, condition: str, values: Iterable[Any] = ()) -> list[RowEntry]:
         """Return the rows that a condition selects."""
@@ -525,27 +434,19 @@ class Database:
 
     def get(self, entry: RowEntry, into: torch.Tensor | None = None, *, quick: bool = False) -> torch.Tensor:
         """Read a row, checked by SHA-256; with ``quick`` by CRC-32 if this process has checked or written it before."""
-        flat = torch.empty(entry.length, dtype=dtype_of(entry.dtype)) if into is None else into
-        view, crc = row_bytes(flat), 0
-        sha = (
-            None if quick and entry.seal in self._verified else hashlib.sha256(digest_header(entry.dtype, entry.shape))
-        )
-        file = None if entry.offset is None else self._file_of(entry)
-        if file is None:
-            with self.checked():
-                content = self.execute("SELECT content FROM vectors WHERE id = ?", [entry.id]).fetchone()
-            if content is None or not isinstance(content[0], bytes) or len(content[0]) != entry.nbytes:
-                raise self._damaged(entry, "its content is missing")
-            view[:] = content[0]
-        for start in range(0, entry.nbytes, PIECE):
-            block = view[start : start + PIECE]
-            if file is not None:
-                file.read_into((entry.offset or 0) + start, block)
-            if sha is not None:
-                sha.update(block)
-            else:
-                crc = crc32(block, crc)
-        if crc != entry.crc if sha is None else sha.digest() != entry.sha:
+        flat = torch.empty(entry.numel(), dtype=getattr(torch, entry.dtype)) if into is None else into
+        view, crc, sha = row_bytes(flat), 0, None
+        if not quick or entry.seal not in self._verified:
+            sha = hashlib.sha256(digest_header(entry.dtype, entry.shape))
+        with self._open_row(entry) as file:
+            for start in range(0, len(view), PIECE):
+                block = view[start : start + PIECE]
+                file.readinto(block)
+                if sha is None:
+                    crc = crc32(block, crc)
+                else:
+                    sha.update(block)
+        if crc != entry.crc if sha is None else sha.hexdigest() != entry.sha:
             raise self._damaged(entry, f"its {'CRC-32' if sha is None else 'SHA-256'} does not match")
         self._verified.add(entry.seal)
         return flat if into is not None else flat.reshape(entry.shape)
@@ -555,31 +456,75 @@ class Database:
         for entry in entries:
             if entry.seal not in self._verified:
                 self.get(entry)
-        files = [self._file_of(entry) for entry in entries]
-        offsets = [entry.offset or 0 for entry in entries]
-        products, crcs = kernels.file_inner_products(files[0].descriptor, offsets, vectors, stop)
+        with self._open_rows(entries) as file:
+            offsets = [entry.offset or 0 for entry in entries]
+            products, crcs = kernels.file_inner_products(file.fileno(), offsets, vectors, stop)
         for entry, crc in zip(entries, crcs, strict=True):
             if crc != entry.crc:
                 raise self._damaged(entry, "its CRC-32 does not match")
         return products
 
-    def _file_of(self, entry: RowEntry) -> io.File:
-        """Return the row file; refuse one that ends before the end of a row."""
-        if not self.rows.path.exists():
-            raise DamagedFileError(f"{entry}: its file {self.rows.path} is missing. {REMEDY}")
-        file = self.rows.file()
-        missing = (entry.offset or 0) + entry.nbytes - file.size()
-        if missing > 0:
-            present = max(0, entry.nbytes - missing)
-            raise self._damaged(entry, f"the file ends after {present} of {entry.nbytes} bytes")
+    def _open_row(self, entry: RowEntry) -> FileIO | BytesIO:
+        """Return the content of a row as a file at its start."""
+        if entry.offset is not None:
+            file = self._open_rows([entry])
+            file.seek(entry.offset)
+            return file
+        with self.checked():
+            content = self.execute("SELECT content FROM vectors WHERE id = ?", [entry.id]).fetchone()
+        if content is None or not isinstance(content[0], bytes) or len(content[0]) != entry.nbytes:
+            raise self._damaged(entry, "its content is missing")
+        return BytesIO(content[0])
+
+    def _open_rows(self, entries: Iterable[RowEntry]) -> FileIO:
+        """Open the row file; refuse one that ends before the end of a row."""
+        try:
+            file = FileIO(self.row_path)
+        except FileNotFoundError:
+            raise DamagedFileError(f"{next(iter(entries))}: its file {self.row_path} is missing. {REMEDY}") from None
+        size = os.fstat(file.fileno()).st_size
+        for entry in entries:
+            if (missing := (entry.offset or 0) + entry.nbytes - size) > 0:
+                file.close()
+                present = max(0, entry.nbytes - missing)
+                raise self._damaged(entry, f"the file ends after {present} of {entry.nbytes} bytes")
         return file
 
     def _damaged(self, entry: RowEntry, reason: str) -> DamagedFileError:
         """Return the error for a damaged row."""
         location = str(self.path)
         if entry.offset is not None:
-            location = f"{self.rows.path}, bytes {entry.offset} to {entry.offset + entry.nbytes}"
+            location = f"{self.row_path}, bytes {entry.offset} to {entry.offset + entry.nbytes}"
         return DamagedFileError(f"{entry} is damaged: {reason} ({location}). {REMEDY}")
+
+    # --- the row file ---------------------------------------------------------------------------------------------
+
+    def _write_row(self, data: memoryview) -> int:
+        """Write a row into the first gap of the row file that is large enough, or at its end; return its offset."""
+        size = -(-len(data) // _PAGE) * _PAGE
+        if self._gaps is None:
+            self._gaps, end = [], 0
+            for offset, length in sorted(self._used.items()):
+                self._gaps += [(end, offset - end)] if offset > end else []
+                end = max(end, offset + length)
+            self._gaps.append((end, 1 << 62))
+        place = next(place for place, (_, length) in enumerate(self._gaps) if length >= size)
+        offset, length = self._gaps[place]
+        self._gaps[place : place + 1] = [(offset + size, length - size)] if length > size else []
+        self._used[offset] = size
+        with io.naming(self.row_path):
+            if self._row_file < 0:
+                created = not self.row_path.exists()
+                self._row_file = io.open_file(self.row_path)
+                if created:
+                    io.sync_folder(self.row_path.parent)
+            io.write_at(self._row_file, offset, data)
+        return offset
+
+    def _close_row_file(self) -> None:
+        if self._row_file >= 0:
+            os.close(self._row_file)
+        self._row_file = -1
 
     def find_slots(self) -> None:
         """Find the slots of the row file that are in use, if another process has changed the database since."""
@@ -589,10 +534,9 @@ class Database:
                 return
             self._version = version
             used = self.execute("SELECT place, dtype, shape FROM vectors WHERE place IS NOT NULL").fetchall()
-            self.rows.reserve(
-                (offset, torch.Size(json.loads(shape)).numel() * dtype_of(dtype).itemsize)
-                for offset, dtype, shape in used
-            )
+            sizes = {offset: _nbytes(dtype, json.loads(shape)) for offset, dtype, shape in used}
+            self._used = {offset: -(-size // _PAGE) * _PAGE for offset, size in sizes.items()}
+            self._gaps = None
 
 
 _UNREADABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)

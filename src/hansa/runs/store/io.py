@@ -1,4 +1,5 @@
-"""Durable file operations. Every write to disk goes through this module, so that tests can make any of them fail.
+"""Durable file operations. Every write to disk goes through the first functions of this module, so that tests can make
+any of them fail.
 
 Files appear atomically: they are written under a temporary name, synced and renamed, and their folder is synced. Reads
 are checked against a SHA-256 stored elsewhere or at the start of the file.
@@ -17,9 +18,9 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 from sqlite3 import Connection
-from threading import Lock
 from typing import Any, TypeAlias
 
 from hansa.core.errors import HansaError
@@ -36,46 +37,42 @@ class DamagedFileError(HansaError):
     """The content of a file changed since it was written. The message has the path, and the row if there is one."""
 
 
-class Disk:
-    """The calls that change a disk. Tests replace it with `use_disk`."""
+SYNCHRONOUS = "FULL"
+"""SQLite's ``PRAGMA synchronous``."""
 
-    synchronous = "FULL"
-    """SQLite's ``PRAGMA synchronous``."""
 
-    def open(self, path: Path, fresh: bool = False) -> int:
-        """Return a descriptor for reading and writing; the file is created if absent, truncated if ``fresh``."""
-        flags = os.O_RDWR | os.O_CREAT | _FLAGS
-        return os.open(path, flags | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) if fresh else flags, 0o666)
+def open_file(path: Path, *, fresh: bool = False) -> int:
+    """Return a descriptor for reading and writing; the file is created if absent, truncated if ``fresh``."""
+    more = os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) if fresh else 0
+    return os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS | more, 0o666)
 
-    def write(self, file: int, offset: int, data: Bytes) -> int:
-        """Write at an offset; may write fewer bytes, like the system call."""
-        if hasattr(os, "pwrite"):
-            return os.pwrite(file, data, offset)
-        with _seek_lock:  # Windows
-            os.lseek(file, offset, os.SEEK_SET)
-            return os.write(file, data)
 
-    def sync(self, file: int) -> None:
-        os.fsync(file)
+def write_some(file: int, offset: int, data: Bytes) -> int:
+    """Write at an offset; may write fewer bytes, like the system call."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(file, data, offset)
+    os.lseek(file, offset, os.SEEK_SET)  # Windows; one thread writes
+    return os.write(file, data)
 
-    def commit(self, connection: Connection) -> None:
-        """Commit a transaction of SQLite."""
-        connection.execute("COMMIT")
 
-    def rename(self, source: Path, target: Path) -> None:
-        os.replace(source, target)
+sync = os.fsync
+replace = os.replace
+mkdir = os.mkdir
 
-    def remove(self, path: Path) -> None:
-        """Remove a file, a link (not its target) or an empty folder."""
-        path.rmdir() if is_folder(path) else path.unlink()
 
-    def make_folder(self, path: Path) -> None:
-        path.mkdir()
+def commit(connection: Connection) -> None:
+    """Commit a transaction of SQLite."""
+    connection.execute("COMMIT")
 
-    def sync_folder(self, path: Path) -> None:
-        """Make the names in a folder durable; Windows has no such call."""
-        if os.name == "nt":
-            return
+
+def unlink(path: Path) -> None:
+    """Remove a file, a link (not its target) or an empty folder."""
+    path.rmdir() if is_folder(path) else path.unlink()
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable; Windows has no such call."""
+    if os.name != "nt":
         file = os.open(path, os.O_RDONLY)
         try:
             os.fsync(file)
@@ -83,74 +80,14 @@ class Disk:
             os.close(file)
 
 
-_disk = Disk()
-_seek_lock = Lock()
-
-
-@contextmanager
-def use_disk(disk: Disk) -> Iterator[Disk]:
-    """Use another disk instead of the real one."""
-    global _disk
-    previous, _disk = _disk, disk
-    try:
-        yield disk
-    finally:
-        _disk = previous
-
-
-def disk() -> Disk:
-    """Return the disk in use."""
-    return _disk
-
-
-class File:
-    """An open file for writes at offsets, durable after `sync`."""
-
-    def __init__(self, path: Path, fresh: bool = False, *, reading: bool = False) -> None:
-        self.path = path
-        with naming(path):
-            self.descriptor = os.open(path, os.O_RDONLY | _FLAGS) if reading else _disk.open(path, fresh)
-
-    def write(self, offset: int, data: Bytes) -> None:
-        """Write all of ``data``, in several calls if necessary."""
-        view = memoryview(data).cast("B")
-        with naming(self.path):
-            while len(view):
-                count = _disk.write(self.descriptor, offset, view)
-                if count <= 0:
-                    raise OSError(errno.EIO, "nothing was written")
-                offset, view = offset + count, view[count:]
-
-    def read_into(self, offset: int, into: memoryview) -> None:
-        """Fill ``into`` from an offset."""
-        with naming(self.path):
-            while len(into):
-                count = _read(self.descriptor, into, offset)
-                if count == 0:
-                    raise OSError(errno.EIO, "the file has become shorter")
-                offset, into = offset + count, into[count:]
-
-    def size(self) -> int:
-        return os.fstat(self.descriptor).st_size
-
-    def sync(self) -> None:
-        with naming(self.path):
-            _disk.sync(self.descriptor)
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            file, self.descriptor = self.descriptor, -1
-            os.close(file)
-
-
-def _read(file: int, into: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(file, [into], offset)
-    with _seek_lock:  # Windows
-        os.lseek(file, offset, os.SEEK_SET)
-        data = os.read(file, len(into))
-    into[: len(data)] = data
-    return len(data)
+def write_at(file: int, offset: int, data: Bytes) -> None:
+    """Write all of ``data`` at an offset, in several calls if necessary."""
+    view = memoryview(data).cast("B")
+    while len(view):
+        count = write_some(file, offset, view)
+        if count <= 0:
+            raise OSError(errno.EIO, "nothing was written")
+        offset, view = offset + count, view[count:]
 
 
 def write_file(path: Path, data: Bytes) -> None:
@@ -158,20 +95,21 @@ def write_file(path: Path, data: Bytes) -> None:
     aside = path.with_name(path.name + TEMPORARY_SUFFIX)
     if aside.is_symlink():  # its target is not ours
         remove(aside)
-    file = File(aside, fresh=True)
-    try:
-        file.write(0, data)
-        file.sync()
-    finally:
-        file.close()
+    with naming(aside):
+        file = open_file(aside, fresh=True)
+        try:
+            write_at(file, 0, data)
+            sync(file)
+        finally:
+            os.close(file)
     rename(aside, path)
 
 
 def rename(source: Path, target: Path) -> None:
     """Rename a file, durable on return."""
     with naming(target):
-        _disk.rename(source, target)
-        _disk.sync_folder(target.parent)
+        replace(source, target)
+        sync_folder(target.parent)
 
 
 def append(path: Path, data: Bytes) -> None:
@@ -193,24 +131,21 @@ def create_folder(path: Path) -> bool:
     """Create a folder in an existing one, durable on return; return False if the name exists."""
     with naming(path):
         try:
-            _disk.make_folder(path)
+            mkdir(path)
         except FileExistsError:
             return False
-        _disk.sync_folder(path.parent)
+        sync_folder(path.parent)
         return True
 
 
 def create_numbered(path: Path) -> Path:
     """Create a folder with the next free name of name, name-2, name-3, ...; return its path."""
     make_folder(path.parent.absolute())
-    free, number = path, 1
-    while not create_folder(free.absolute()):
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+    names = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(name for name in chain([path], names) if create_folder(name.absolute()))
 
 
-def remove(path: Path, *, sync: bool = False) -> None:
+def remove(path: Path, *, durable: bool = False) -> None:
     """Remove a file or a folder with its content, if it exists. Links are removed, not followed."""
     if not os.path.lexists(path):
         return
@@ -218,9 +153,9 @@ def remove(path: Path, *, sync: bool = False) -> None:
         if is_folder(path):
             for child in sorted(path.iterdir()):
                 remove(child)
-        _disk.remove(path)
-        if sync:
-            _disk.sync_folder(path.parent)
+        unlink(path)
+        if durable:
+            sync_folder(path.parent)
 
 
 def is_folder(path: Path) -> bool:
