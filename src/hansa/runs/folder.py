@@ -184,8 +184,9 @@ class RunFolder:
             try:
                 io.read_sealed(self / MARKER)
             except DamagedFileError as error:
-                message = f"{self}: has a {CONFIG} but no {MARKER}. Remove it by hand, or choose another folder."
-                raise HansaError(message) from error
+                raise HansaError(
+                    f"{self}: has a {CONFIG} but no {MARKER}. Remove it by hand, or choose another folder."
+                ) from error
         elif not self.exists and os.path.lexists(self.path) and not self._is_unfinished_start():
             kind = "run folder" if self.name == CONFIG else "group of runs"
             raise HansaError(f"{self}: not empty, and not a {kind}. Choose another folder.")
@@ -440,10 +441,7 @@ class RunFolder:
 
     @contextmanager
     def starting(self, if_exists: IfExists = "refuse") -> Iterator[None]:
-        """Create and lock the folder for a new run, which replaces that in it at the end; an error undoes everything.
-
-        The folder remains locked until `release`.
-        """
+        """Create and lock the folder for a new run, which replaces that in it at the end; an error undoes it all."""
         if if_exists == "new":
             self.path, created = io.create_numbered(self.path), True
         else:

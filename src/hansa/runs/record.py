@@ -102,8 +102,9 @@ class ClientStore:
 
     def digest(self) -> str:
         """Read all rows of all clients; return their SHA-256, the same in memory and on disk."""
-        rows = ((c, name, self._load(row)) for c in self.clients() for name, row in sorted(self._rows[c].items()))
-        return sha256(*(f"{c}:{len(name)}:{name}:{row_digest(row)}\n".encode() for c, name, row in rows))
+        rows = ((c, name, row) for c in self.clients() for name, row in sorted(self._rows[c].items()))
+        digests = ((c, name, row_digest(self._load(row))) for c, name, row in rows)
+        return sha256(*(f"{c}:{len(name)}:{name}:{digest}\n".encode() for c, name, digest in digests))
 
     def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
         """Write rows for the next commit; until then reads return the old ones."""
@@ -288,8 +289,8 @@ class DiskStore(ClientStore):
                 if start is not None:
                     entries = rows[start : start + size]
                     block = buffers[turn % 2][: len(entries)]
-                    jobs = [pool.submit(read, entries[part::readers], block[part::readers]) for part in range(readers)]
-                    pending.append((block, jobs))
+                    parts = [(entries[part::readers], block[part::readers]) for part in range(readers)]
+                    pending.append((block, [pool.submit(read, *part) for part in parts]))
                 if turn:
                     block, jobs = pending.pop(0)
                     for job in jobs:
@@ -362,7 +363,7 @@ class RunRecord(Database):
             self.set_head(rounds=round, chain=chain)
 
     def rounds(self, head: Head | None = None) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the closed rounds in order, all or those of an earlier head, each with the digest of those up to it."""
+        """Yield the closed rounds, all or those of an earlier head, each with the digest of those up to it."""
         with self.checked():
             for round, text, chain, _ in self._checked_rounds("NULL", head):
                 record = dict(json.loads(text))
@@ -389,14 +390,15 @@ class RunRecord(Database):
             return total_by_client(join_rounds([first, *islice(blocks, 99)]) for first in blocks)
 
     def _checked_rounds(self, content: str, head: Head | None = None) -> Iterator[tuple[int, str, str, bytes]]:
-        """Yield round, record, digest and client block, if ``content`` is its column; one statement, so one snapshot of
-        a record that another process may be writing."""
+        """Yield round, record, digest and client block, if ``content`` is its column, in one statement: a snapshot,
+        whatever is written meanwhile."""
         previous, round, end = "", 0, head
+        last = 1 << 62 if head is None else head.rounds
         statement = (
             "SELECT NULL, head, NULL, NULL, NULL FROM about UNION ALL "
             f"SELECT round, record, digest, sha, {content} FROM rounds WHERE round <= ?"
         )
-        for number, text, chain, sha, block in self.execute(statement, [1 << 62 if end is None else end.rounds]):
+        for number, text, chain, sha, block in self.execute(statement, [last]):
             if number is None:
                 self.head = self.parse_head(text)
                 end = self.head if end is None else end

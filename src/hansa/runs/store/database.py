@@ -7,8 +7,8 @@ vectors       rows of clients, and tensors of checkpoints: content, or its offse
 checkpoints   the server's state as JSON; its tensors are vectors
 ============  ==========================================================================================
 
-SQLite does not detect changed values, so everything has a `seal`, a SHA-256 that covers the identity of the record, the
-key and the content. Rounds are chained; the head has the sum of the seals of all live rows, which detects missing ones.
+SQLite does not detect changed values, so everything has a `seal`: a SHA-256 of the identity of the record, the key and
+the content. Rounds are chained; the head has the sum of the seals of all live rows, so that none can be missing.
 
 A round is one transaction. The row file is synced before it commits; a slot that a kept checkpoint needs is never
 written. A write-ahead log lets others read during the run; on network file systems, which cannot share the index of
@@ -176,7 +176,7 @@ class Database:
         self._verified: set[str] = set()  # seals of rows that this process wrote or checked by SHA-256
         self._row_file = -1  # open from the first large row of a transaction to its commit
         self._used: dict[int, int] = {}  # the slots of the row file: size by offset
-        self._gaps: list[tuple[int, int]] | None = None  # what is free between and after them: (offset, length)
+        self._gaps: list[tuple[int, int]] | None = None  # the free offsets and lengths
         self._freed: list[int] = []  # the slots to reuse after the commit
         self._open_connection: sqlite3.Connection | None = None
         if not self.path.is_file():
@@ -184,11 +184,11 @@ class Database:
         try:
             with self.checked():
                 version = self.execute("PRAGMA user_version").fetchone()[0]
-                tables = [text for (text,) in self.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall()]
-                if version != FORMAT or tuple(tables) != _SCHEMA:  # a foreign file may have views and triggers
+                tables = self.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall()
+                if version != FORMAT or tables != [(text,) for text in _SCHEMA]:  # others may have views and triggers
                     raise DamagedFileError(
-                        f"{self.path} is damaged, or of another version: format {version}, where this Hansa reads "
-                        f"{FORMAT}, or its tables are not those of a run. Restore it."
+                        f"{self.path} is damaged, or of another version: its format is {version}, here {FORMAT}, or "
+                        "its tables are not those of a run. Restore it."
                     )
                 self.identity, head = self.execute("SELECT record, head FROM about").fetchone()
                 self.head = self.parse_head(head)
@@ -201,7 +201,7 @@ class Database:
 
     @classmethod
     def create(cls, folder: Path | str, **options: bool) -> Self:
-        """Open the database of a folder for writing; create it atomically if there is none, but not if it was lost."""
+        """Open the database of a folder for writing; create it if there is none, but not if it was lost."""
         path = Path(folder) / DATABASE
         if not os.path.lexists(path):
             if os.path.lexists(path.with_name(ROWS)):
@@ -229,7 +229,7 @@ class Database:
 
     @staticmethod
     def _install(path: Path) -> None:
-        """Replace a database by the one under the temporary name; a log of the old one must not be applied to it."""
+        """Replace a database by that under the temporary name, to which no old log must be applied."""
         for name in LOGS:
             io.remove(path.with_name(name), durable=True)
         io.rename(path.with_name(ASIDE), path)
@@ -357,7 +357,7 @@ class Database:
     def writing_rows(self) -> Iterator[None]:
         """Write within the transaction of the round. After an error the database must be reopened."""
         if not self._usable:
-            raise HansaError(f"{self.path.parent}: an earlier write failed or the record was closed. Open it again.")
+            raise HansaError(f"{self.path.parent}: a write failed, or the record was closed. Open it again.")
         try:
             with _translated_errors(self.path):
                 if not self._connection.in_transaction:
@@ -401,7 +401,8 @@ class Database:
         large = len(data) >= LARGE
         offset = self._write_row(data) if large else None
         sha = row_digest(row) if sha is None else sha
-        entry = RowEntry(0, kind, client, name, born, dtype, shape, offset, crc32(data), sha).sealed(self.identity)
+        entry = RowEntry(0, kind, client, name, born, dtype, shape, offset, crc32(data), sha)
+        entry = entry.sealed(self.identity)
         values = (*entry[1:6], json.dumps(shape), *entry[7:], None if large else bytes(data))
         cursor = self.execute(
             "INSERT INTO vectors (kind, client, name, born, dtype, shape, place, crc, sha, seal, content) "
@@ -481,7 +482,8 @@ class Database:
         try:
             file = FileIO(self.row_path)
         except FileNotFoundError:
-            raise DamagedFileError(f"{next(iter(entries))}: its file {self.row_path} is missing. {REMEDY}") from None
+            row = next(iter(entries))
+            raise DamagedFileError(f"{row}: its file {self.row_path} is missing. {REMEDY}") from None
         size = os.fstat(file.fileno()).st_size
         for entry in entries:
             if (missing := (entry.offset or 0) + entry.nbytes - size) > 0:
@@ -500,7 +502,7 @@ class Database:
     # --- the row file ---------------------------------------------------------------------------------------------
 
     def _write_row(self, data: memoryview) -> int:
-        """Write a row into the first gap of the row file that is large enough, or at its end; return its offset."""
+        """Write a row into the first gap of the row file that is large enough; return its offset."""
         size = -(-len(data) // _PAGE) * _PAGE
         if self._gaps is None:
             self._gaps, end = [], 0

@@ -1,5 +1,4 @@
-"""Durable file operations. Every write to disk goes through the first functions of this module, so that tests can make
-any of them fail.
+"""Durable file operations. Tests can make each of the first functions fail, through which every write goes.
 
 Files appear atomically: they are written under a temporary name, synced and renamed, and their folder is synced. Reads
 are checked against a SHA-256 stored elsewhere or at the start of the file.
