@@ -44,6 +44,8 @@ $(VENV)/flower/.ready: $(VENV)/.ready
 	$(BIN)/python -c "import pathlib, site; (place,) = pathlib.Path('$(VENV)/flower').glob('lib/python*/site-packages'); \
 	  (place / 'above.pth').write_text(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')"
 	$(VENV)/flower/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'hansa[flower]'
+	sed '1s|.*|#!$(abspath $(VENV))/flower/bin/python|' $(BIN)/hansa > $(VENV)/flower/bin/hansa
+	chmod +x $(VENV)/flower/bin/hansa
 	@touch $@
 
 demo-federation: $(VENV)/flower/.ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from hansa.data import (
     Split,
     apply_split,
     dirichlet,
+    from_arrays,
     iid,
     label_counts,
     labels_per_client,
@@ -334,6 +336,15 @@ def test_rows_of_each_client() -> None:
     assert [data.rows(client).tolist() for client in range(3)] == [[0, 2, 4], [], [1, 5]]
     with pytest.raises(HansaError, match="tiny: client 3: there are 3, numbered from 0"):
         data.rows(3)
+
+
+def test_a_notebook_gets_a_picture_of_the_labels_of_each_client() -> None:
+    data = from_arrays(torch.zeros(6, 2), torch.tensor([0, 0, 1, 2, 2, 2]), clients=["<i>a"] * 2 + ["b"] * 4)
+    shown = data._repr_html_()
+    assert "client &lt;i&gt;a" in shown
+    assert [int(count) for count in re.findall(r'class="data row\d+ col\d+" >(\d+)<', shown)] == [2, 0, 0, 0, 1, 3]
+    assert "100.0%" in shown  # a bar, of the three
+    assert "<table" not in from_arrays(torch.zeros(6, 2), torch.zeros(6, 1), clients=2)._repr_html_()
 
 
 def test_summary_by_hand() -> None:

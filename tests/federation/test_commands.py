@@ -27,6 +27,18 @@ from hansa.federation.server import Server
 from hansa.runs.folder import RunFolder
 
 
+def test_the_environment_that_has_flower_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower.shutil, "which", lambda *names, **options: None)
+    monkeypatch.setattr(flower.sys, "prefix", str(tmp_path))
+    program = tmp_path / "flower" / "bin" / "hansa"
+    for found in (False, True):
+        with pytest.raises(HansaError, match=r"pip install 'hansa\[flower\]'") as raised:
+            flower._find_superlink()
+        assert (f"run {program}" in str(raised.value)) == found
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.touch()
+
+
 @pytest.fixture
 def sites(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

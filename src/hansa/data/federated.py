@@ -146,7 +146,17 @@ class FederatedData:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<div>{escape(line)}</div>" for line in str(self.summary()).splitlines())
-        return f"<div><b>{escape(repr(self))}</b>{lines}</div>"
+        return f"<div><b>{escape(repr(self))}</b>{lines}{self._picture(40) if self.labelled else ''}</div>"
+
+    def _picture(self, most: int) -> str:
+        """Return a bar for the samples of each label of the first clients, as HTML."""
+        import pandas
+
+        counts = pandas.DataFrame(self.label_counts()[:most, :most].tolist())
+        names = self.client_names or range(self.population)
+        counts.index = [f"client {escape(str(name))}" for name in names[:most]]
+        picture: str = counts.style.bar(axis=None, color="#9ec5e8", vmin=0).to_html()
+        return picture
 
     def for_seed(self, seed: int) -> FederatedData:
         """Return the data with the clients that a run's seed draws; itself if they are fixed, or drawn with this seed.

@@ -645,7 +645,9 @@ def _find_superlink() -> str:
     places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     path = shutil.which("flower-superlink", path=os.pathsep.join(places))
     if path is None:
-        raise HansaError("a federation over Flower needs flwr: pip install 'hansa[flower]'.")
+        other = Path(sys.prefix) / "flower" / "bin" / "hansa"  # where `make test-flower` installs it
+        found = f", or run {other}, whose environment has it" if other.is_file() else ""
+        raise HansaError(f"a federation over Flower needs flwr: pip install 'hansa[flower]'{found}.")
     return path
 
 
