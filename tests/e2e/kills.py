@@ -33,7 +33,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 sys.path.append(str(HERE))
 
-from real_sites import COMMAND, POLICY  # noqa: E402
+from real_sites import COMMAND, POLICY, history, rounds  # noqa: E402
 from real_sites import TEXT as SHORT_DEADLINE  # noqa: E402
 
 TEXT = SHORT_DEADLINE.replace("deadline: 240", "deadline: 600")
@@ -210,7 +210,7 @@ class Trial:
         """Wait for the moment of each strike. It misses if its round never comes, or its process is not there."""
         continued: list[tuple[float, int]] = []
         for strike in self.outcome.strikes:
-            while self._rounds() < strike.after and self._running(start):
+            while rounds(self.folder / "run") < strike.after and self._running(start):
                 time.sleep(0.2)
             moment = time.monotonic() + strike.delay
             while time.monotonic() < moment and self._running(start):
@@ -243,10 +243,6 @@ class Trial:
 
     def _running(self, start: float) -> bool:
         return self.commands["server"].is_alive() and time.monotonic() - start < MAX_SECONDS
-
-    def _rounds(self) -> int:
-        path = self.folder / "run" / "metrics.jsonl"
-        return len(path.read_text().splitlines()) if path.is_file() else 0
 
     def _find(self, strike: Strike) -> int | None:
         word, owner = KINDS[strike.kind]
@@ -311,10 +307,10 @@ class Trial:
             for name, vector in expected.state.vectors.items()
             if not torch.equal(vectors[name], vector)
         ]
-        history = [json.loads(line) for line in (self.folder / "run" / "metrics.jsonl").read_text().splitlines()]
-        if len(history) != len(expected.history):
-            return [*problems, f"{len(history)} rounds, expected {len(expected.history)}"]
-        for ours, theirs in zip(history, expected.history, strict=True):
+        found = history(self.folder / "run")
+        if len(found) != len(expected.history):
+            return [*problems, f"{len(found)} rounds, expected {len(expected.history)}"]
+        for ours, theirs in zip(found, expected.history, strict=True):
             for key in ("clients", "up_bytes", "peer_bytes", "loss"):
                 if ours.get(key) != theirs.get(key):
                     problems.append(f"round {ours['round']}: {key} {ours.get(key)}, expected {theirs.get(key)}")

@@ -212,28 +212,8 @@ def test_own_components_that_use_numpy_are_given_tensors_of_the_cpu(device):
     found = pair(method, device)
     assert {name: {"cpu"} for name in ("aggregate", "server", "uplink", "solver")} == SEEN
     assert found.state.server["model"]["m"].device == torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class torch_momentum(numpy_momentum):
-    """The same with torch, which says so."""
-
-    on_device: ClassVar[bool] = True
-
-    def update(self, delta, state, ctx):
-        saw("server", delta, state["m"])
-        m = 0.5 * state["m"] + delta
-        return m, {"m": m}
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_own_components_that_say_so_compute_on_the_device_and_a_chain_where_all_its_parts_do(wrapped, device):
-    SEEN.clear()
-    own = server.chain(torch_momentum(), server.scale(0.5)) if wrapped else torch_momentum()
-    method = presets.fedavg(steps=2, batch_size=5, participation=0.7)
-    pair(method.with_server(own), device, made=regression())
-    assert SEEN["server"] == {"cpu", device.type}  # the run on the CPU, and the other one
-    assert not server.chain(torch_momentum(), numpy_momentum()).on_device
+    assert server.chain(server.momentum(), server.scale(0.5)).on_device
+    assert not server.chain(server.momentum(), numpy_momentum()).on_device
 
 
 def traffic(method: hansa.Algorithm, device: torch.device, **words: Any) -> tuple[float, float]:
