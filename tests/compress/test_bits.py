@@ -85,15 +85,6 @@ test_streams_that_no_encoder_writes_are_refused = refused(
 )
 
 
-@settings(deadline=None, max_examples=150)
-@given(st.integers(1, 400), st.data())
-def test_any_set_of_indices_comes_back_and_takes_no_more_than_a_bitmap(dim, data):
-    chosen = np.array(sorted(data.draw(st.sets(st.integers(0, dim - 1), min_size=1))), np.int64)
-    coded = encode_indices(chosen, dim)
-    assert decode_indices(coded, chosen.size, dim).tolist() == chosen.tolist()
-    assert len(coded.data) <= math.ceil(dim / 8)
-
-
 @pytest.mark.parametrize("ratio", [1 / 16, 1 / 64, 1 / 256])
 def test_even_choices_come_within_two_percent_of_their_entropy(ratio):
     dim = 1_000_000

@@ -65,16 +65,6 @@ def test_threshold_selection_is_exact_on_vectors_longer_than_the_sample(monkeypa
     assert chunked.top_k_indices(x, k, "test").tolist() == by_sorting(x, k)
 
 
-def test_too_few_survivors_fall_back_to_the_exact_threshold(monkeypatch):
-    monkeypatch.setattr(chunked, "SAMPLE", 1 << 10)
-    x = hostile("large where sampled", 70_001)
-    calls = []
-    exact = chunked._kth_magnitude
-    monkeypatch.setattr(chunked, "_kth_magnitude", lambda *args: calls.append(args) or exact(*args))
-    assert chunked.top_k_indices(x, 7_000, "test").tolist() == by_sorting(x, 7_000)
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("d", [10, 70_001])
 def test_a_single_bad_entry_is_found_wherever_it_is(monkeypatch, bad, d):
