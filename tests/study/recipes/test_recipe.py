@@ -624,6 +624,12 @@ def test_claims_hold_fail_or_are_undecided(ours: dict[str, list[float]], claim: 
     assert claimed(ours, claim) is holds
 
 
+def test_a_claim_at_a_scale_that_compares_nothing_is_not_compared() -> None:
+    claims = [{"statement": "s", "measure": "accuracy", "better": ["a"]}]
+    _, checks = compare_with_paper(recipe(dict.fromkeys(APART, 1), "nothing", claims=claims), "cpu", runs(APART))
+    assert [(one.holds, one.evidence) for one in checks] == [(None, "not compared at this scale")]
+
+
 def test_what_was_not_run_leaves_a_claim_undecided_unless_the_rest_contradicts_it() -> None:
     only = {"cpu": {"compares": "order", "rows": ["a", "b", "c"]}}
     ours = APART | {"d": [0.1, 0.1, 0.1]}
