@@ -48,7 +48,7 @@ from hansa.training.batch_sources import (
     row_numbers,
     take_rows,
 )
-from hansa.training.modules import CPU, ModelLoss, ModuleState, Trial, model_loss
+from hansa.training.modules import CPU, BoundModel, ModelLoss, ModuleState, Trial
 
 if TYPE_CHECKING:
     from hansa.training.task import Task, TaskLike
@@ -224,7 +224,7 @@ class CompiledLoss:
     def __init__(self, trainer: ModuleTrainer) -> None:
         _require_compiler(trainer.task)
         self._trainer, self._compared = trainer, set[Any]()
-        self._loss = _compile(model_loss(trainer.call_model, trainer.task.loss), BACKEND)
+        self._loss = _compile(trainer.loss_of, BACKEND)
 
     def gradient(self, batch: Batch) -> LossAndGradients:
         """Return loss and gradient of a batch; raise if compiled code and eager differ."""
@@ -242,7 +242,7 @@ def _compare_compiled(task: Task, dtype: torch.dtype, device: torch.device, sign
     """Raise if loss, gradient or buffers of compiled and eager code differ on two batches with a signature."""
     compiled, eager = task.trial(dtype, device), task.trial(dtype, device)
     with _compilation_settings(), random_state.preserve_rng():
-        program = _compile(model_loss(compiled.call_model, task.loss), backend)
+        program = _compile(compiled.loss_of, backend)
         for step in range(2):
             try:
                 batch = _batch_like(signature, task.example, step)
@@ -356,8 +356,7 @@ class BatchedTraining:
 
     def __init__(self, trainer: ModuleTrainer, batch_size: int) -> None:
         self.trainer, self.batch_size = trainer, batch_size
-        loss = model_loss(trainer.call_model, trainer.task.loss)
-        self._loss = BatchedLoss(trainer.module, loss, trainer.layout)
+        self._loss = BatchedLoss(trainer)
 
     @torch.no_grad()
     def train(self, jobs: ClientJobs) -> LocalResults:
@@ -493,7 +492,7 @@ def _compare_vmap(task: Task, dtype: torch.dtype, device: torch.device, batch_si
                 raise NotEligible(f"an embedding has {name}")
     if ModuleState(trial.module).generators:
         raise NotEligible("its model has a random generator of its own")
-    program = BatchedLoss(trial.module, model_loss(trial.call_model, task.loss), layout)
+    program = BatchedLoss(trial)
     vectors, batches = [], []
     for model in range(3):
         noise = torch.from_numpy(Key(0).child("batched", model).numpy().standard_normal(trial.y.numel()))
@@ -528,12 +527,12 @@ def _compare_vmap(task: Task, dtype: torch.dtype, device: torch.device, batch_si
 
 
 class BatchedLoss(nn.Module):
-    """Losses and gradients of several models, each on a batch; ``model`` is in training mode."""
+    """Losses and gradients of several models, each on a batch; the module of ``bound`` is in training mode."""
 
-    def __init__(self, model: nn.Module, loss: ModelLoss, layout: Layout) -> None:
+    def __init__(self, bound: BoundModel) -> None:
         super().__init__()
-        self.model, self.forward = model, loss
-        self._names = [f"model.{entry.name}" for entry in layout.parameters]
+        self.model, self.forward = bound.module, bound.loss_of
+        self._names = [f"model.{entry.name}" for entry in bound.layout.parameters]
         self._program: Callable[..., Any] = vmap(partial(functional_call, self), randomness="error")
 
     def gradients(self, parameters: Sequence[torch.Tensor], batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -141,11 +141,6 @@ def autocast_caller(
     return call_under_autocast
 
 
-def model_loss(call: Callable[[Any], Any], loss: LossFunction) -> ModelLoss:
-    """Return the function from a batch, (inputs, targets), to its loss."""
-    return lambda inputs, targets: loss(call(inputs), targets)
-
-
 class BoundModel:
     """A module, converted in place, whose parameters are views of one flat vector ``y``. ``keep`` names the frozen
     weights that keep their dtype."""
@@ -153,6 +148,7 @@ class BoundModel:
     def __init__(
         self,
         module: nn.Module,
+        loss: LossFunction,
         layout: Layout,
         dtype: torch.dtype,
         device: torch.device,
@@ -162,10 +158,11 @@ class BoundModel:
         autocast: str | None = None,
     ) -> None:
         self.module = convert_module(module, dtype, device, keep)
-        self.layout, self.dtype, self.device = layout, dtype, device
+        self.loss, self.layout, self.dtype, self.device = loss, layout, dtype, device
         self.y = layout.pack(self.module, dtype)[0].to(device)
         self.parameters: list[torch.Tensor] = [*layout.bind(self.module, self.y)]
-        self.call_model = autocast_caller(model_caller(self.module, inputs), autocast, dtype, device)
+        self.call_model = call = autocast_caller(model_caller(self.module, inputs), autocast, dtype, device)
+        self.loss_of: ModelLoss = lambda inputs, targets: loss(call(inputs), targets)
 
     def gradients_of(self, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the gradient of each parameter."""
@@ -174,10 +171,6 @@ class BoundModel:
 
 class Trial(BoundModel):
     """A separate model for eager gradients of example rows."""
-
-    def __init__(self, loss: LossFunction, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.loss = loss
 
     def gradient(self, batch: Batch, key: Key, value_of: ModelLoss | None = None) -> tuple[float, torch.Tensor]:
         """Return the loss of a batch and its gradient as a vector. The key seeds the model's random numbers;
@@ -307,8 +300,8 @@ def _take_step(
     batch = convert_batch(batch, dtype, CPU, layout.channels_last)
     with random_state.preserve_rng():
         mixed = autocast if layout.own_dtypes else None  # narrow weights may need it
-        options = {"keep": layout.own_dtypes, "autocast": mixed}
-        trial = Trial(loss, fresh(model, Key(0)), layout, dtype, CPU, batch.inputs, **options)
+        keep, arguments = layout.own_dtypes, (loss, layout, dtype, CPU, batch.inputs)
+        trial = Trial(fresh(model, Key(0)), *arguments, keep=keep, autocast=mixed)
         initial = {name: buffer.clone() for name, buffer in trial.module.named_buffers()}
         trial.gradient(batch, Key(0))
         buffers = {name: buffer.detach().clone() for name, buffer in trial.module.named_buffers()}

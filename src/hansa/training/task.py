@@ -303,8 +303,8 @@ class Task:
 
     def trial(self, dtype: torch.dtype, device: torch.device) -> Trial:
         """Return a new, separate model for gradients of example rows."""
-        arguments = self.example_model(), self.layout, dtype, device, self.example.inputs
-        return Trial(self.loss, *arguments, keep=self.kept_weights(dtype))
+        arguments = self.example_model(), self.loss, self.layout, dtype, device, self.example.inputs
+        return Trial(*arguments, keep=self.kept_weights(dtype))
 
     def trainer(self, dtype: torch.dtype, device: torch.device) -> ModuleTrainer:
         """Return a worker's trainer of the model."""

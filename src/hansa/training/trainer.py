@@ -36,7 +36,7 @@ from hansa.training.batch_sources import (
 )
 from hansa.training.evaluation import PartialScore, score_rows
 from hansa.training.execution_mode import MODELS, BatchedTraining, CompiledLoss, native_inputs
-from hansa.training.modules import BoundModel, ModuleState, fresh
+from hansa.training.modules import BoundModel, ModuleState
 
 if TYPE_CHECKING:
     from hansa.training.task import Task
@@ -54,8 +54,8 @@ class ModuleTrainer(BoundModel, BaseTrainer):
         """Share data and frozen weights with ``like``, a trainer of the same task, dtype and device."""
         if task.autocast is not None and dtype != torch.float32:
             raise HansaError(f"Task(autocast={task.autocast!r}): the run is in {dtype}. This needs torch.float32.")
-        kept, module = task.kept_weights(dtype), fresh(task.model, Key(0))
-        super().__init__(module, task.layout, dtype, device, task.example.inputs, keep=kept, autocast=task.autocast)
+        arguments = task.example_model(), task.loss, task.layout, dtype, device, task.example.inputs
+        super().__init__(*arguments, keep=task.kept_weights(dtype), autocast=task.autocast)
         self.task = task
         self._addresses = [parameter.data_ptr() for parameter in self.parameters]
         self.buffers = (
@@ -314,7 +314,7 @@ class ModuleTrainer(BoundModel, BaseTrainer):
     def _differentiate(self, batch: Batch) -> tuple[Any, torch.Tensor, tuple[torch.Tensor, ...]]:
         """Return the output and the loss of a batch, and the gradients."""
         output = self.call_model(batch.inputs)
-        loss = self.task.loss(output, batch.targets)
+        loss = self.loss(output, batch.targets)
         gradients = self.gradients_of(loss)
         self._restore_views()
         return output, loss.detach(), gradients
