@@ -83,9 +83,7 @@ def total_score(scores: Sequence[PartialScore], loss: LossFunction | None = None
         math.fsum(score.weight for score in scores),
         math.fsum(correct) if correct else None,
         math.fsum(score.labels for score in scores),
-        (concatenate_outputs([each[0] for each in kept]), concatenate_outputs([each[1] for each in kept]))
-        if kept
-        else None,
+        concatenate_outputs(kept) if kept else None,
     )
     if loss is None or total.outputs is None:
         return total
@@ -262,7 +260,7 @@ def score_rows(trainer: ModuleTrainer, name: str, rows: torch.Tensor, seed: int)
 
 
 def _test_batches(trainer: ModuleTrainer, source: BatchSource, rows: torch.Tensor) -> Iterator[Batch]:
-    """Yield test rows in batches. Rows that are collated, and needed all at once, are collated together."""
+    """Return test rows in batches. Rows that are collated, and needed all at once, are collated together."""
 
     def read(some: torch.Tensor) -> Batch:
         batch = source.batch(None, copy_to_device(some, source.index_device))
@@ -270,13 +268,9 @@ def _test_batches(trainer: ModuleTrainer, source: BatchSource, rows: torch.Tenso
 
     size = trainer.task.evaluation_batch_size
     if not trainer.task.collates_all_test_rows:
-        yield from map(read, torch.split(rows, size))
-        return
-    batch = read(rows)
-    if has_rows(batch, len(rows)):
-        yield from (take_rows(batch, some) for some in torch.split(torch.arange(len(rows)), size))
-    else:
-        yield batch
+        return map(read, torch.split(rows, size))
+    batch, parts = read(rows), torch.split(torch.arange(len(rows)), size)
+    return (take_rows(batch, part) for part in parts) if has_rows(batch, len(rows)) else iter([batch])
 
 
 def _score_batch(trainer: ModuleTrainer, batch: Batch) -> PartialScore:

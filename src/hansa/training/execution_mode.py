@@ -143,7 +143,11 @@ def _compare_native(network: Network, trial: Trial, inputs: torch.Tensor, target
     for step, batch in enumerate(rows):
         x, labels = native_inputs(inputs[batch]), targets[batch].contiguous()
         eager_batch = convert_batch(Batch(x, labels), torch.float32, CPU, trial.layout.channels_last)
-        eager, keep = trial.gradient(eager_batch, Key(step)), _dropout_mask(network, Key(step))
+        eager, keep = trial.gradient(eager_batch, Key(step)), None
+        if network.dropout_numbers:
+            generator, keep = torch.Generator(), torch.empty(_ROWS * network.dropout_numbers)
+            random_state.seed_generator(generator, Key(step))
+            network.draw(_ROWS, generator, keep)
         found = network.gradient(trial.y, x, labels, torch.arange(_ROWS), keep=keep)
         distances.append(_compare("native", found, eager, 1e-4, 2e-2))
         keep = None if keep is None else keep[None]
@@ -170,16 +174,6 @@ def _compare(
 def impossible(execution: Execution, problem: str, reason: object) -> HansaError:
     """Return the error for a requested execution that a task does not allow."""
     return HansaError(f"Task(execution={execution!r}): {problem}: {reason}. Omit execution to train it otherwise.")
-
-
-def _dropout_mask(network: Network, key: Key) -> torch.Tensor | None:
-    """Return the dropout factors that eager PyTorch draws for a batch."""
-    if not network.dropout_numbers:
-        return None
-    generator, keep = torch.Generator(), torch.empty(_ROWS * network.dropout_numbers)
-    random_state.seed_generator(generator, key)
-    network.draw(_ROWS, generator, keep)
-    return keep
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
