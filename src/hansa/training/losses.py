@@ -80,7 +80,7 @@ class _Elementwise(Loss):
     """A loss that compares outputs and targets entry by entry."""
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        output = _logits(output)
+        output = logits_of(output)
         if output.shape != target.shape and output.numel() == target.numel():
             output = output.reshape(target.shape)  # a column against a vector: one output per row
         losses = self.entry_losses(output, target.to(output.dtype))
@@ -163,7 +163,7 @@ class cross_entropy(Checked, Loss):
     class_axis: ClassAxis = field(default="auto", metadata=bound(one_of, "auto", "second", "last"))
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = _classes_second(_logits(output), target, self.class_axis)
+        scores = _classes_second(logits_of(output), target, self.class_axis)
         losses = torch.nn.functional.cross_entropy(
             scores, target, reduction="none", ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
         )
@@ -174,7 +174,7 @@ class cross_entropy(Checked, Loss):
         if self.class_weights is None or not self.label_smoothing:
             return Loss.sums(self, output, target)
         labels = strip_weights(target)
-        scores = _classes_second(_logits(output), labels, self.class_axis)
+        scores = _classes_second(logits_of(output), labels, self.class_axis)
         weight = torch.tensor(self.class_weights, dtype=scores.dtype, device=scores.device)
         losses = torch.nn.functional.cross_entropy(
             scores, labels, weight, None, self.ignore_index, None, "none", self.label_smoothing
@@ -197,7 +197,7 @@ class nll(Checked, Loss):
     class_axis: ClassAxis = field(default="auto", metadata=bound(one_of, "auto", "second", "last"))
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = _classes_second(_logits(output), target, self.class_axis)
+        scores = _classes_second(logits_of(output), target, self.class_axis)
         losses = torch.nn.functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
         return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
 
@@ -214,7 +214,8 @@ def as_column(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return weight.to(like).view(-1, *(1,) * (like.ndim - 1))
 
 
-def _logits(output: Any) -> torch.Tensor:
+def logits_of(output: Any) -> torch.Tensor:
+    """Return a model's output, or its ``logits`` if it has some."""
     logits: torch.Tensor = getattr(output, "logits", output)
     return logits
 

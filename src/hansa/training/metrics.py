@@ -20,7 +20,7 @@ import torch
 from hansa.core import trees
 from hansa.core.errors import HansaError, check_function, invalid_argument, short_repr
 from hansa.training.batch_sources import count_rows, describe_shapes
-from hansa.training.losses import LossFunction, counted_labels, torch_form
+from hansa.training.losses import LossFunction, counted_labels, logits_of, torch_form
 from hansa.training.metric_direction import DirectedMetric, is_metric_object, is_of_sklearn, unwrapped
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
@@ -53,7 +53,7 @@ class Accuracy:
 
     def score(self, output: Any, target: torch.Tensor) -> tuple[float, float]:
         """Return the number of correct predictions and the number of labels."""
-        scores = getattr(output, "logits", output)
+        scores = logits_of(output)
         mask = counted_labels(target, self.ignored)
         if self.threshold is None:
             hits = scores.argmax(dim=self.axis) == target
@@ -99,7 +99,7 @@ def default_accuracy(
 ) -> tuple[Accuracy | None, str]:
     """Return the accuracy of class numbers, if shapes and a known loss leave one choice; otherwise why there is none,
     "" where nobody would expect one. ``output`` and ``target`` are those of a few rows, ``targets`` all."""
-    output, form = getattr(output, "logits", output), torch_form(loss)
+    output, form = logits_of(output), torch_form(loss)
     if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.is_complex():
         return None, ""
     if not isinstance(output, torch.Tensor) or not output.is_floating_point():
@@ -340,7 +340,7 @@ _MAX_COUNT = 1 << 40
 
 
 def _single_output(name: str, output: Any) -> torch.Tensor:
-    scores: torch.Tensor = getattr(output, "logits", output)
+    scores = logits_of(output)
     if scores.ndim > 1 and scores.shape[1:].numel() != 1:
         raise HansaError(f"{name}: outputs of shape {tuple(scores.shape)}, expected one per row.")
     return scores.reshape(-1).double()
@@ -348,7 +348,7 @@ def _single_output(name: str, output: Any) -> torch.Tensor:
 
 def _scores_by_class(output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scores of the positive and of the negative rows; of two outputs, the score is their difference."""
-    scores: torch.Tensor = getattr(output, "logits", output)
+    scores = logits_of(output)
     if scores.ndim == 2 and scores.shape[1] == 2:
         scores = scores[:, 1].double() - scores[:, 0].double()
     elif scores.ndim > 1 and scores.shape[1:].numel() != 1:
