@@ -270,7 +270,9 @@ def describe_model(
         images = batch.inputs.ndim == 4 or any(len(entry.shape) >= 4 for entry in default.parameters)
         if not (images and any(isinstance(part, nn.GroupNorm) for part in module.modules())):
             layouts = [Layout.of(module), default]
-    narrow = frozenset(_narrow_weights(module))
+    frozen = (item for item in module.named_parameters() if not item[1].requires_grad)
+    reals = ((name, tensor) for name, tensor in (*frozen, *module.named_buffers()) if tensor.is_floating_point())
+    narrow = frozenset(name for name, tensor in reals if tensor.dtype.itemsize < torch.float32.itemsize)
     if narrow:
         layouts = [option for layout in layouts for option in (replace(layout, own_dtypes=narrow), layout)]
     if has_rows(batch, count_rows(batch.targets)):  # batches of a collate function may have no rows
@@ -300,8 +302,8 @@ def _take_step(
     batch = convert_batch(batch, dtype, CPU, layout.channels_last)
     with random_state.preserve_rng():
         mixed = autocast if layout.own_dtypes else None  # narrow weights may need it
-        keep, arguments = layout.own_dtypes, (loss, layout, dtype, CPU, batch.inputs)
-        trial = Trial(fresh(model, Key(0)), *arguments, keep=keep, autocast=mixed)
+        arguments = fresh(model, Key(0)), loss, layout, dtype, CPU, batch.inputs
+        trial = Trial(*arguments, keep=layout.own_dtypes, autocast=mixed)
         initial = {name: buffer.clone() for name, buffer in trial.module.named_buffers()}
         trial.gradient(batch, Key(0))
         buffers = {name: buffer.detach().clone() for name, buffer in trial.module.named_buffers()}
@@ -320,14 +322,6 @@ def _take_step(
     size = sum(leaf.nbytes for leaf in trees.tree_leaves(output) if isinstance(leaf, torch.Tensor))
     facts = layout.without(constant), dtype, constant, frozen, output, batch.targets
     return ModelFacts(*facts, -(-size // max(1, count_rows(batch.targets))))
-
-
-def _narrow_weights(module: nn.Module) -> Iterator[str]:
-    """Yield the names of frozen parameters and buffers with fewer bits than float32."""
-    frozen = [(name, tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad]
-    for name, tensor in (*frozen, *module.named_buffers()):
-        if tensor.is_floating_point() and tensor.dtype.itemsize < torch.float32.itemsize:
-            yield name
 
 
 def _counters(module: nn.Module, saved: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tensor]) -> set[str]:
