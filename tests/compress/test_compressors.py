@@ -131,3 +131,35 @@ test_wrong_settings_are_refused_by_name = refused(
     (lambda: cast("float64"), "bfloat16"),
     (lambda: grid(0), "coarseness > 0"),
 )
+
+
+@relaxed
+@given(vectors(np.float64))
+def test_the_error_of_sign_is_exactly_the_papers(array) -> None:
+    x = torch.from_numpy(array)
+    size = float(x.square().sum())
+    if size > 1e-60 and not (array == 0).any():  # Remark 4.16 is an equality where no entry is zero
+        assert error(sign(), x) == pytest.approx(sign.q(x) ** 2 * size, rel=1e-9, abs=1e-12 * size)
+
+
+@pytest.mark.parametrize(("dim", "k"), [(5, 2), (8, 3), (13, 4)])
+def test_random_k_chooses_every_pair_equally_often(dim, k) -> None:
+    draws = 2500
+    together = np.zeros((dim, dim))
+    for i in range(draws):
+        (_, places), *_ = shuffled_indices(int.from_bytes(KEY.child("pairs", i).digest(8), "little"), dim, k)
+        together[np.ix_(places, places)] += 1
+    alone, pairs = np.diag(together), together[np.triu_indices(dim, 1)]
+    for seen, chance in ((alone, k / dim), (pairs, k * (k - 1) / (dim * (dim - 1)))):
+        spread = math.sqrt(draws * chance * (1 - chance))
+        assert np.abs(seen - draws * chance).max() < 5 * spread
+        assert np.std(seen) < 1.6 * spread
+
+
+def test_composition_saves_the_bytes_it_promises() -> None:
+    x = torch.from_numpy(np.random.default_rng(3).standard_normal(64_000, dtype=np.float32))
+    plain, half, coarse, signs = (
+        top_k(1 / 64, values).encode(x, KEY).nbytes for values in ("float32", "float16", quantize(7), sign())
+    )
+    assert (plain - half, plain - coarse) == (2000 - 3, 4000 - 5 - 2 * 4 - 500)
+    assert plain - signs == 4000 - 4 - 125

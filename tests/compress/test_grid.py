@@ -153,3 +153,14 @@ def test_nothing_is_sent_once_the_replica_is_as_near_as_its_grid_allows() -> Non
             break
         assert number < 200
     assert float((broadcast.vector - x).abs().max()) <= 2.0 ** state["grain"] / 2
+
+
+def test_each_block_gets_the_code_that_suits_it() -> None:
+    draw = np.random.default_rng(1)
+    dense, sparse = (
+        draw.integers(-3, 4, coding.BLOCK),
+        (draw.random(coding.BLOCK) < 0.01).astype(np.int64),
+    )
+    both = np.concatenate([dense, sparse])
+    assert len(coding.encode_integers(both)) == sum(len(coding.encode_integers(part)) for part in (dense, sparse))
+    assert np.array_equal(coding.decode_integers(memoryview(coding.encode_integers(both)), both.size, 24), both)

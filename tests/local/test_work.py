@@ -108,3 +108,9 @@ def test_a_device_keeps_its_speed_and_is_stopped_by_the_deadline_or_its_epochs()
     assert local.deadline(0.01, speed=5.0).draw(0, 50, 10, Key(0)).steps == 1
     jittered = local.deadline(10.0, speed=10.0, jitter=0.3)
     assert len({jittered.draw(0, 5000, 10, Key(r)).steps for r in range(20)}) > 5
+
+
+def test_chances_are_followed():
+    part = local.one_of([1.0, 2.0], chances=[0.25, 0.75])
+    draws = [part.draw(Key(r).numpy(), 1) for r in range(2000)]
+    assert abs(draws.count(2.0) / 2000 - 0.75) < 0.04

@@ -159,3 +159,18 @@ def test_promises_hold_and_rows_of_others_stay_whatever_is_lost(case):
 def test_mixing_keeps_the_mean_of_those_who_are_left(case):
     for seed, rate in enumerate((0.0, 0.4, 0.8)):
         losses.check_mean(case, rate, seed)
+
+
+def test_every_fault_comes_at_its_rate_independent_of_round_client_and_seed():
+    plan = faults(before=0.05, after=0.1, upload=0.02, nan=0.03, scaled=0.15, flipped=0.2, stale=0.25)
+    found = struck(plan, 150, clients=100)
+    counts, n = Counter(found.values()), len(found)
+    for kind in (*KINDS, ""):
+        rate = getattr(plan, kind) if kind else 0.2
+        assert abs(counts[kind] - n * rate) < 5 * math.sqrt(n * rate * (1 - rate)), kind
+    # a client struck in one round is no likelier to be struck in the next, nor is its neighbour
+    hit = {at: bool(kind) for at, kind in found.items()}
+    for step in ((1, 0), (0, 1)):
+        both = [hit[r, c] and hit[r + step[0], c + step[1]] for r in range(149) for c in range(99)]
+        assert abs(sum(both) - len(both) * 0.64) < 5 * math.sqrt(len(both) * 0.64 * 0.36) * 1.5
+    assert struck(plan, 9) == struck(plan, 9) != struck(plan, 9, seed=1)

@@ -163,3 +163,19 @@ def test_what_was_heard_is_not_changed_by_what_is_heard_next() -> None:
     assert first.losses.tolist()[1] == 0.5
     assert second.losses.isnan().tolist() == [True, True, False]
     assert second.participations.tolist() == [0, 2, 1]
+
+
+def test_uniform_is_uniform():
+    counts = np.zeros(10)
+    for round in range(3000):
+        counts[list(sample.uniform(0.3).select(round, TEN, Key(0)))] += 1
+    # each count is hypergeometric with mean 900 and standard deviation about 25
+    assert np.abs(counts - 900).max() < 110
+
+
+def test_weighted_follows_its_weights_and_never_takes_a_zero():
+    sampler, counts = sample.weighted((0.0, 1.0, 3.0), count=1), np.zeros(3)
+    for round in range(2000):
+        counts[list(sampler.select(round, Population((1, 1, 1)), Key(0)))] += 1
+    assert counts[0] == 0
+    assert abs(counts[2] / 2000 - 0.75) < 0.05
