@@ -21,7 +21,7 @@ from hansa.local import BaseTrainer
 from hansa.rounds import client_round
 from hansa.rounds.messages import WorkOrder, joined_reports
 from hansa.training import TaskLike
-from hansa.training.evaluation import EvaluationJob, TestChunk, run_evaluation
+from hansa.training.evaluation import EvaluationChunk, EvaluationJob, run_evaluation
 from hansa.training.execution_mode import MODELS
 
 log = logging.getLogger("hansa")
@@ -36,7 +36,7 @@ class EvaluationRequest:
     """Evaluate vectors on one range of the test rows, or, without a range, with the task's own evaluation."""
 
     vectors: Vectors
-    piece: TestChunk | None = None
+    piece: EvaluationChunk | None = None
 
 
 Request: TypeAlias = WorkOrder | EvaluationRequest | EvaluationJob
@@ -124,7 +124,7 @@ def _execute_alone(request: Request, algorithm: Algorithm, task: TaskLike, train
 def describe_request(request: Request) -> str:
     """Return a short description of a request for messages.
 
-    >>> describe_request(EvaluationRequest({}, (0, 500)))
+    >>> describe_request(EvaluationRequest({}, EvaluationChunk(0, 500, "", 0)))
     'the evaluation of test rows 0 to 499'
     """
     if isinstance(request, WorkOrder):

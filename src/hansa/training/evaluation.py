@@ -54,7 +54,7 @@ ClientMetrics: TypeAlias = dict[str, float]
 """Metrics of one client: test_loss, test_accuracy, personal_loss, ..."""
 
 
-class TestChunk(NamedTuple):
+class EvaluationChunk(NamedTuple):
     """A range of the rows of a test set, and the number that seeds the random numbers of its evaluation."""
 
     start: int

@@ -28,9 +28,9 @@ from hansa.training.evaluation import (
     BATCH_BYTES,
     CHUNK_ROWS,
     EVALUATION_BATCH,
+    EvaluationChunk,
     EvaluationRows,
     PartialScore,
-    TestChunk,
     check_outputs,
     compute_metrics,
     named_test_sets,
@@ -337,14 +337,14 @@ class Task:
         """Whether a collate function gets all test rows at once, so that outputs have one shape."""
         return self.needs_all_outputs and any(hasattr(data, "fetch_test") for data in self.test_sets.values())
 
-    def test_chunks(self) -> list[TestChunk]:
+    def test_chunks(self) -> list[EvaluationChunk]:
         """Return fixed ranges of the rows of all test sets, one set after the other; workers divide them."""
         chunks, offset = [], 0
         for name, data in self.test_sets.items():
             rows = count_test_rows(data)
             step = rows if self.collates_all_test_rows else max(CHUNK_ROWS, self.evaluation_batch_size)
             for start in range(0, rows, max(1, step)):
-                chunks.append(TestChunk(start, min(start + step, rows), name, offset + start))
+                chunks.append(EvaluationChunk(start, min(start + step, rows), name, offset + start))
             offset += rows
         return chunks
 
