@@ -94,7 +94,7 @@ def find_network(task: Task) -> Network:
         stages = stages_of(module, inputs.shape[1:], task.loss, task.layout.channels_last, tokens)
         residual = any(stage.kind in (abi.GROUP_NORM, abi.IMAGE_ADD) for stage in stages)
         wide = any(stage.kind == abi.CONV and stage.dim > _WIDE for stage in stages)
-        if residual and wide and not required:  # as measured with group normalisation (docs/limits.md)
+        if residual and wide and not required:  # as measured with group normalisation
             raise NotEligible(f"PyTorch is faster for residual networks with {_WIDE:,} weights in a convolution")
         network = Network(stages, tuple(inputs.shape[1:]))
         _compare_native(network, task.trial(torch.float32, CPU), inputs, targets)
