@@ -67,7 +67,8 @@ class ClientStore:
 
     def memories(self, clients: Iterable[int], forgotten: Collection[int] = ()) -> dict[int, dict[str, Tensor]]:
         """Return the rows of the clients that have any and are not forgotten."""
-        return {client: rows for client in clients if client not in forgotten and (rows := self.read(client))}
+        known = [client for client in clients if client in self._rows and client not in forgotten] if self._rows else ()
+        return {client: rows for client in known if (rows := self.read(client))}
 
     def read_many(self, clients: Sequence[int], name: str) -> Tensor:
         """Return one row of several clients as [k, d]; raise if a client has none."""
