@@ -20,7 +20,7 @@ from hansa.engine import Serial
 from hansa.federation.messages import Refusal
 from hansa.federation.policy import Policy
 from hansa.federation.schema_agreement import SchemaRequest, agree_schema
-from hansa.federation.site import DataSource
+from hansa.federation.site import Agent, DataSource
 from hansa.rounds import wire_format
 from hansa.runs.experiment import build_run
 from hansa.runs.export import predict_from_folder
@@ -232,3 +232,18 @@ def test_a_question_for_another_site_is_refused(tmp_path, files):
     assert (wire_format.kind_of(answer), Refusal.from_bytes(answer).reason) == ("refused", "site")
     answer = agent.handle(SchemaRequest("north", "no schema").to_bytes())
     assert Refusal.from_bytes(answer).reason == "schema"
+
+
+def test_a_site_answers_one_question_for_sums_however_often_it_is_repeated(tmp_path, files):
+    """Two answers on rows that the server chooses differ by the rows that it moved to the test rows."""
+    sites = TableSites(tmp_path / "sites", files)
+
+    def ask(seed: int, policy: Policy = OPEN) -> str:
+        agent = Agent("north", sites.source("north"), tmp_path / "kept", policy)  # the counts outlast the process
+        answer = agent.handle(SchemaRequest("north", DRAFT.to_json(), 0.25, seed).to_bytes())
+        kind = wire_format.kind_of(answer)
+        return Refusal.from_bytes(answer).reason if kind == Refusal.kind else kind
+
+    assert [ask(seed) for seed in (0, 0, 1, 0, 2)] == ["summary", "summary", "budget", "summary", "budget"]
+    more = Policy.model_validate({"table": {"moments": True, "rows": 1, "answers": 2}, "min_rows": 1})
+    assert [ask(seed, more) for seed in (1, 2, 1)] == ["summary", "budget", "summary"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -27,6 +28,9 @@ class TablePolicy(ConfigSection):
     """Whether number, sum and sum of squares of a column may leave the site, for scale: pooled and missing: mean."""
     rows: Positive = 10
     """The fewest training rows of a column whose sums are sent."""
+    answers: Positive = 1
+    """The most different questions for sums that are answered, over all runs. A question chooses the test rows, so two
+    answers may differ by one row; a repeated one costs nothing."""
 
 
 class Policy(ConfigSection):
@@ -148,19 +152,25 @@ class Usage:
             ) from error
 
     def charge(
-        self, kind: Literal["training", "evaluation"], owners: Sequence[int], run: str, round: int, digest: bytes
+        self,
+        kind: Literal["training", "evaluation", "question"],
+        owners: Sequence[int],
+        run: str,
+        round: int,
+        digest: bytes,
     ) -> None:
         """Count work for each owner, or raise and count nothing if that exceeds a limit.
 
         Args:
             kind: What was asked for.
             owners: The site's own numbers of the clients.
-            run: The run.
+            run: The run; of a question its digest, since it belongs to none.
             round: The round.
             digest: Identifies the work in its round: equal digests have equal results.
         """
         work = "SELECT count(*) FROM work WHERE kind = ? AND owner = ? AND run = ?"
-        total = self.policy.trainings if kind == "training" else self.policy.evaluations
+        totals = {"training": "trainings", "evaluation": "evaluations", "question": "table.answers"}
+        total: int = attrgetter(totals[kind])(self.policy)
         with self._db:  # commits, or rolls back
             self._db.execute("BEGIN IMMEDIATE")
             for owner in owners:
@@ -169,7 +179,7 @@ class Usage:
                     continue
                 charged = self._count("SELECT count FROM total WHERE kind = ? AND owner = ?", kind, owner)
                 for count, limit, name in (
-                    (charged, total, f"over all runs, the site's policy has {kind}s: {total}"),
+                    (charged, total, f"over all runs, the site's policy has {totals[kind]}: {total}"),
                     (self._count(work, *key), self.policy.rounds,
                      f"in this run, the site's policy has rounds: {self.policy.rounds}"),
                     (self._count(f"{work} AND round = ?", *key, round), REDONE, f"of round {round + 1}"),

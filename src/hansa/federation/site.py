@@ -571,7 +571,10 @@ class Agent:
         refuse(request.site != self.site, "site", f"a question for site {request.site!r}, this is {self.site!r}")
         if self.source.tables is None:
             raise ProtocolError("no-tables", "this site has no tables: its data is not a folder of CSV files")
-        return answer_request(request, self.source.tables, self.policy.table).to_bytes()
+        reply = answer_request(request, self.source.tables, self.policy.table).to_bytes()
+        digest = hashlib.sha256(repr((request.schema, request.test, request.seed)).encode())
+        self.usage.charge("question", [TEST_ROWS], digest.hexdigest(), 0, digest.digest())
+        return reply
 
     def _enroll(self, data: bytes) -> bytes:
         request = EnrollmentRequest.from_bytes(data, limit=self.policy.message)
