@@ -244,15 +244,17 @@ class Experiment:
                 self._record.check_present()
                 log.warning("%s: the results were not written: %s", self.folder, write_error)
             finally:
-                self._close()
+                self._close_record()
+                self.folder.release()
             if isinstance(error, HansaError):
                 raise RunError(f"failed in round {self.run.state.round + 1}: {error}", self.folder.path) from error
             raise
         if self.config.checkpoint.every and self.run.state.round > self._saved:
             self.save()
         status = FINISHED if self.rounds_left == 0 else STOPPED
+        self._close_record()  # before anything says finished: the record is one plain file, whenever this process dies
         summary = self.folder.write_results(self.run, status, target)
-        self._close()
+        self.folder.release()
         return summary
 
     def save(self) -> None:
@@ -288,10 +290,9 @@ class Experiment:
             run.oldest_resumable_round = run.state.round  # it cannot be resumed
         io.append(self.folder / METRICS, _metrics_lines([record]))
 
-    def _close(self) -> None:
+    def _close_record(self) -> None:
         self.run.store.close()
         self._record.close()
-        self.folder.release()
 
 
 @dataclass(frozen=True, slots=True)
